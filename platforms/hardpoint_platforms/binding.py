@@ -1,0 +1,160 @@
+"""Choosing once, at build time: for each op instance every provider is asked, one is bound, every refusal is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hardpoint_platforms.errors import UnsupportedOperation
+from hardpoint_platforms.ops.contract import Altitude, Kernel, OpContract, OpInstance
+from hardpoint_platforms.ops.provider import AttentionPlanner, OpProvider, Support
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A provider that was asked and said no."""
+
+    provider: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One choice, as `explain` prints it.
+
+    `fallback` is True where the reference was taken.
+    """
+
+    instance: OpInstance
+    altitude: Altitude
+    provider: str
+    reason: str
+    refused: tuple[Refusal, ...]
+    fallback: bool
+
+
+@dataclass(frozen=True)
+class BoundOp:
+    """A chosen provider and its kernel.
+
+    `plan_index` is the place of this op's plan among the step's plans (attention only, else -1).
+    """
+
+    kernel: Kernel
+    provider: OpProvider
+    instance: OpInstance
+    plan_index: int = -1
+
+
+class OpTable:
+    """Binds the op instances of one model on one device.
+
+    The table is filled while the model is built and read-only afterwards.
+    """
+
+    def __init__(
+        self,
+        contracts: Mapping[str, OpContract],
+        providers: Sequence[OpProvider],
+        fallbacks: Sequence[OpProvider],
+    ) -> None:
+        """`providers` are the device's own, best first; `fallbacks` the reference's, asked last."""
+        self._contracts = contracts
+        self._own = _by_op(providers)
+        self._fallbacks = _by_op(fallbacks)
+        self._planners: list[AttentionPlanner] = []
+        self._bindings: list[Binding] = []
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        """Every choice so far, in the order of building."""
+        return tuple(self._bindings)
+
+    @property
+    def has_own_providers(self) -> bool:
+        """Whether the device brings any op of its own; if not, running on the reference is what it is for."""
+        return bool(self._own)
+
+    @property
+    def planners(self) -> tuple[AttentionPlanner, ...]:
+        """Distinct planners of the bound attention ops; the step's plans come in this order."""
+        return tuple(self._planners)
+
+    def contract(self, op: str) -> OpContract:
+        """The contract named `op`. Raises UnsupportedOperation for an unknown name."""
+        try:
+            return self._contracts[op]
+        except KeyError:
+            raise UnsupportedOperation(f"there is no op contract named {op!r}") from None
+
+    def bind(self, instance: OpInstance) -> BoundOp:
+        """Choose a provider. Raises UnsupportedOperation, with every refusal, if nobody takes the instance."""
+        bound = self.claim(instance)
+        if bound is None:
+            refused = self._bindings.pop().refused
+            reasons = "; ".join(f"{r.provider}: {r.reason}" for r in refused) or "no provider implements it"
+            raise UnsupportedOperation(f"nobody takes {instance.op} at {instance.where}: {reasons}")
+        return bound
+
+    def claim(self, instance: OpInstance) -> BoundOp | None:
+        """Like `bind`, but None where nobody takes the instance: the caller decomposes a block then."""
+        contract = self.contract(instance.op)
+        refused: list[Refusal] = []
+        for fallback, candidates in ((False, self._own), (True, self._fallbacks)):
+            for provider in candidates.get(instance.op, ()):
+                answer = ask(contract, provider, instance)
+                if answer:
+                    self._record(contract, instance, provider.name, answer.reason, refused, fallback)
+                    kernel = provider.build(instance)
+                    return BoundOp(kernel, provider, instance, self._plan_index(provider))
+                refused.append(Refusal(provider.name, answer.reason))
+        parts = ", ".join(contract.decomposition)
+        self._record(contract, instance, "(decomposed)", f"into {parts}" if parts else "", refused, False)
+        return None
+
+    def _record(
+        self,
+        contract: OpContract,
+        instance: OpInstance,
+        provider: str,
+        reason: str,
+        refused: list[Refusal],
+        fallback: bool,
+    ) -> None:
+        self._bindings.append(Binding(instance, contract.altitude, provider, reason, tuple(refused), fallback))
+
+    def _plan_index(self, provider: OpProvider) -> int:
+        planner = provider.planner()
+        if planner is None:
+            return -1
+        for index, known in enumerate(self._planners):
+            if known is planner:
+                return index
+        self._planners.append(planner)
+        return len(self._planners) - 1
+
+
+def ask(contract: OpContract, provider: OpProvider, instance: OpInstance) -> Support:
+    """The provider's answer, after the version check that spares it instances it cannot know."""
+    needed = contract.minor_needed(instance)
+    if provider.version.major != contract.version.major:
+        return Support(False, f"implements {contract.name} {provider.version}, the core asks {contract.version}")
+    if needed > provider.version.minor:
+        new = [n for n, a in contract.attributes.items() if a.since == needed]
+        return Support(
+            False,
+            f"needs {contract.name} {contract.version.major}.{needed} ({', '.join(new)}), "
+            f"plugin implements {provider.version}",
+        )
+    return provider.supports(instance)
+
+
+def _by_op(providers: Iterable[OpProvider]) -> dict[str, list[OpProvider]]:
+    table: dict[str, list[OpProvider]] = {}
+    for provider in providers:
+        table.setdefault(provider.op, []).append(provider)
+    return table

@@ -1,0 +1,133 @@
+"""A device: the only code that a platform must write. Everything else has a default."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hardpoint_platforms.capabilities import Capabilities
+from hardpoint_platforms.communication import Communicator, Mesh
+from hardpoint_platforms.errors import OutOfDeviceMemory
+from hardpoint_platforms.kv_transfer import HostTransfer, KVTransfer
+from hardpoint_platforms.ops.provider import OpProvider
+from hardpoint_platforms.program import EagerBuilder, ProgramBuilder
+from hardpoint_platforms.state_cache import DenseStateCache, StateCache
+from hardpoint_platforms.streams import Clock, Stream
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What `probe` finds without opening anything.
+
+    Attributes:
+        platform: the plugin's name; index: number among its devices.
+        name: what people call it ("AMD EPYC 7B13, 2 cores").
+        memory_bytes: total memory, 0 if unknown before opening.
+    """
+
+    platform: str
+    index: int
+    name: str
+    memory_bytes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.platform}:{self.index}"
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """Bytes, as the device sees them now."""
+
+    free: int
+    total: int
+
+
+class Device(ABC):
+    """One opened device. It owns its memory and everything it hands out; nothing about it is global."""
+
+    @property
+    @abstractmethod
+    def info(self) -> DeviceInfo:
+        """Identity."""
+
+    @property
+    @abstractmethod
+    def torch_device(self) -> torch.device:
+        """Where its tensors live."""
+
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """Facts that the core plans with; the same object each time."""
+
+    @abstractmethod
+    def memory(self) -> MemoryInfo:
+        """Free and total memory now."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until all queued work has finished."""
+
+    def close(self) -> None:
+        """Give everything back. The device is unusable afterwards; a second call does nothing."""
+        return
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Zeroed memory. Raises OutOfDeviceMemory."""
+        try:
+            if self.torch_device.type == "cpu":
+                return _host_zeros(shape, dtype)
+            return torch.zeros(tuple(shape), dtype=dtype, device=self.torch_device)
+        except (RuntimeError, MemoryError) as error:
+            raise OutOfDeviceMemory(
+                f"{self.info}: no room for {tuple(shape)} of {dtype}: {error}",
+                hint="give the KV cache less memory (--kv-cache-memory) or use a smaller --max-model-len",
+            ) from error
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A host tensor on this device; may return the same object where memory is shared."""
+        return tensor.to(self.torch_device)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A device tensor on the host; waits for it."""
+        return tensor.to("cpu")
+
+    def providers(self) -> Sequence[OpProvider]:
+        """Its op implementations, best first; what it does not implement runs on the reference."""
+        return ()
+
+    def state_cache(self) -> StateCache:
+        """Allocates the paged state."""
+        return DenseStateCache(self)
+
+    def stream(self) -> Stream:
+        """A new stream."""
+        return Stream()
+
+    def clock(self) -> Clock:
+        """The engine's source of time."""
+        return Clock()
+
+    def programs(self) -> ProgramBuilder:
+        """Builds steps."""
+        return EagerBuilder()
+
+    def kv_transfer(self) -> KVTransfer:
+        """Moves pages to and from other devices."""
+        return HostTransfer()
+
+    def communicator(self, mesh: Mesh, rank: int, rendezvous: str) -> Communicator:
+        """Join a mesh of ranks at `rendezvous` ("tcp://host:port"). The default runs over gloo on the host."""
+        from hardpoint_platforms.reference.communication import GlooCommunicator
+
+        return GlooCommunicator(mesh, rank, rendezvous)
+
+
+def _host_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that cost nothing until they are touched: torch writes them, calloc maps them."""
+    buffer = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(buffer).view(dtype).reshape(tuple(shape))

@@ -1,0 +1,53 @@
+"""Streams, events and the clock. The defaults do everything at once and use the wall clock."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+
+class Event:
+    """A point in a stream's work. The default stream has finished everything already."""
+
+    def done(self) -> bool:
+        """Whether the work before the event has finished, without waiting."""
+        return True
+
+    def wait(self) -> None:
+        """Block the calling host thread until the work before the event has finished."""
+
+
+class Stream:
+    """An ordered queue of device work; a context manager that makes it the current one of this thread."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def record(self) -> Event:
+        """An event behind all work queued so far."""
+        return Event()
+
+    def wait_for(self, event: Event) -> None:
+        """Make later work of this stream wait for `event`, without blocking the host."""
+        event.wait()
+
+    def synchronize(self) -> None:
+        """Block the host until everything queued has finished."""
+
+
+class Clock:
+    """The only source of time in the engine loop, so that a simulated device can run on virtual time."""
+
+    def now(self) -> float:
+        """Seconds on a monotonic clock."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+        time.sleep(seconds)

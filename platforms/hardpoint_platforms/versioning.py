@@ -1,0 +1,82 @@
+"""Interface versions and the ranges that plugins declare.
+
+Every SPI interface has its own `major.minor`. A minor only adds (a new field has a default, a new method an
+implementation); a major may take away. A plugin's manifest states, per interface, the lowest and the highest version
+that it was written against; the check runs before any of its code is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@functools.total_ordering
+@dataclass(frozen=True, slots=True)
+class Version:
+    """`major.minor` of an interface or of an op contract."""
+
+    major: int
+    minor: int
+
+    @classmethod
+    def parse(cls, text: str) -> Version:
+        """Read "1.4". Raises ValueError for anything else."""
+        major, dot, minor = text.partition(".")
+        if not (dot and major.isdigit() and minor.isdigit()):
+            raise ValueError(f"{text!r} is not a version of the form major.minor")
+        return cls(int(major), int(minor))
+
+    def __lt__(self, other: Version) -> bool:
+        return (self.major, self.minor) < (other.major, other.minor)
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRange:
+    """The versions of one interface that a plugin speaks, both ends included."""
+
+    lowest: Version
+    highest: Version
+
+    @classmethod
+    def parse(cls, text: str) -> VersionRange:
+        """Read "1.0-1.3" or "1.0". Raises ValueError for anything else."""
+        low, dash, high = text.partition("-")
+        lowest = Version.parse(low)
+        highest = Version.parse(high) if dash else lowest
+        if highest < lowest:
+            raise ValueError(f"{text!r} ends before it starts")
+        return cls(lowest, highest)
+
+    def accepts(self, offered: Version) -> bool:
+        """Whether a core that offers `offered` can drive a plugin with this range.
+
+        Minors only add, so within a major a core that is newer than `highest` still serves the plugin.
+        """
+        return self.lowest <= offered and offered.major <= self.highest.major
+
+    def __str__(self) -> str:
+        return str(self.lowest) if self.lowest == self.highest else f"{self.lowest}-{self.highest}"
+
+
+#: What this release of hardpoint-platforms offers.
+INTERFACES: Mapping[str, Version] = {
+    "manifest": Version(1, 0),
+    "platform": Version(1, 0),
+    "device": Version(1, 0),
+    "ops": Version(1, 0),
+    "attention": Version(1, 0),
+    "state_cache": Version(1, 0),
+    "streams": Version(1, 0),
+    "sampling": Version(1, 0),
+    "program": Version(1, 0),
+    "communication": Version(1, 0),
+    "kv_transfer": Version(1, 0),
+}
+
+#: A manifest must state these; the others it states only where it implements them.
+REQUIRED_INTERFACES = ("platform", "device")

@@ -1,0 +1,102 @@
+"""What an engine is made of, composed of one frozen configuration per owner. All values are concrete or "auto";
+`hardpoint.engine.build` resolves "auto" once, when device and model are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, and how it is read.
+
+    Attributes:
+        model: folder, .gguf file, hub id ("Qwen/Qwen3-0.6B", "repo:Q4_K_M") or a named model ("smollm2").
+        served_names: names that requests may use; the model's own if empty.
+        tokenizer: another tokenizer's folder, or None for the model's.
+        chat_template: path of a Jinja file that replaces the model's.
+        dtype: auto, float32, bfloat16 or float16, of activations and unquantized weights.
+        max_model_len: longest sequence in tokens; None takes the model's.
+        load_format: auto, safetensors, gguf or dummy (random weights of the real shapes).
+        overrides: replaces keys of the model's config.
+        seed: of dummy weights and of requests without a seed.
+    """
+
+    model: str
+    served_names: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    load_format: str = "auto"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """Which device.
+
+    Attributes:
+        device: auto, NAME or NAME:INDEX.
+        options: passed to the platform's `open`, checked against its manifest.
+        on_fallback: error, warn or allow, for ops that fall to the reference.
+    """
+
+    device: str = "auto"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    on_fallback: str = "warn"
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The KV cache.
+
+    Attributes:
+        page_tokens: tokens per page.
+        kv_cache_memory: bytes for all pages; None measures.
+        num_kv_pages: number of pages; goes before kv_cache_memory.
+        memory_fraction: share of the free memory that the measured plan takes.
+        kv_dtype: auto or a dtype's name.
+        prefix_caching: keep pages of finished requests and share equal prefixes.
+    """
+
+    page_tokens: int = 16
+    kv_cache_memory: int | None = None
+    num_kv_pages: int | None = None
+    memory_fraction: float = 0.5
+    kv_dtype: str = "auto"
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """What one step may hold.
+
+    Attributes:
+        max_batch_tokens: token budget of a step; None chooses.
+        max_num_seqs: requests running at once.
+        chunked_prefill: whether a prompt may be spread over steps.
+        policy: fcfs or priority.
+        overlap: schedule step n + 1 while step n runs.
+        max_waiting: requests that may queue; more are refused.
+    """
+
+    max_batch_tokens: int | None = None
+    max_num_seqs: int = 256
+    chunked_prefill: bool = True
+    policy: str = "fcfs"
+    overlap: bool = True
+    max_waiting: int = 8192
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything that the engine process needs."""
+
+    model: ModelConfig
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

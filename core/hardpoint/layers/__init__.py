@@ -1,0 +1,1 @@
+"""Layers: each binds its ops once, at construction, and is called with the weights passed in."""

@@ -1,0 +1,51 @@
+"""The token embedding, and the rotary tables that layers share."""
+
+from __future__ import annotations
+
+import torch
+
+from hardpoint.layers.op import LayerBuilder, Op, Part
+from hardpoint.models.rope import rope_table
+from hardpoint.models.spec import RopeSpec
+from hardpoint_platforms.ops.contract import WeightSpec
+from hardpoint_platforms.program import Weights
+
+
+class Embedding:
+    """Token ids int64 [T] -> [T, hidden_size]."""
+
+    __slots__ = ("_kernel", "_slot")
+
+    def __init__(self, build: LayerBuilder, path: str, table: Part, scale: float) -> None:
+        # The scale is rounded to the model's dtype, as the models were trained (Gemma in bf16: 55.4256 -> 55.5).
+        rounded = torch.tensor(scale, dtype=build.dtype).item()
+        op = build.bind("embedding", path, {"weight": table}, scale=rounded)
+        self._kernel = op.kernel
+        self._slot = op.slot
+
+    def __call__(self, token_ids: torch.Tensor, weights: Weights) -> torch.Tensor:
+        return self._kernel(token_ids, weights[self._slot])  # type: ignore[no-any-return]
+
+
+class Ropes:
+    """Binds each distinct rope of a model once, with its table of `positions` rows."""
+
+    def __init__(self, build: LayerBuilder, positions: int) -> None:
+        self._build = build
+        self._positions = positions
+        self._bound: dict[RopeSpec, Op] = {}
+
+    def bind(self, spec: RopeSpec) -> Op:
+        """The op of `spec`; layers alike share it."""
+        if spec not in self._bound:
+            where = f"rotary_emb.{len(self._bound)}" if self._bound else "rotary_emb"
+            shape = (self._positions, spec.rotary_dim)
+            table = Part(WeightSpec(shape, torch.float32), lambda: rope_table(spec, self._positions))
+            self._bound[spec] = self._build.bind(
+                "rope",
+                where,
+                {"table": table},
+                rotary_dim=spec.rotary_dim,
+                interleaved=spec.interleaved,
+            )
+        return self._bound[spec]

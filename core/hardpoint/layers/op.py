@@ -1,0 +1,141 @@
+"""How layers bind their ops: once, while the model is built, with the weights' shapes known and no data read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from hardpoint.errors import WeightsError
+from hardpoint.models.base import ParameterBook
+from hardpoint_platforms.binding import BoundOp, OpTable
+from hardpoint_platforms.ops.contract import Kernel, Weight, WeightSpec
+from hardpoint_platforms.quant import QuantTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A bound kernel, its slot in the weight tuple (-1: none) and its plan's place in the step's plans (-1: none)."""
+
+    kernel: Kernel
+    slot: int
+    plan: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """One weight argument of an op: what it will look like, and how to read it.
+
+    Two ops that share a `Part` share the loaded weight (tied embeddings, rope tables).
+    """
+
+    spec: WeightSpec
+    load: Callable[[], Weight]
+
+
+class LayerBuilder:
+    """Hands layers their ops. Paths are relative to `prefix` ("model."), and are what `explain` shows."""
+
+    def __init__(self, ops: OpTable, book: ParameterBook, dtype: torch.dtype, prefix: str) -> None:
+        self.dtype = dtype
+        self._ops = ops
+        self._book = book
+        self._prefix = prefix
+
+    def has(self, path: str) -> bool:
+        """Whether the checkpoint holds this tensor."""
+        return self._prefix + path in self._book.source
+
+    def weight(self, path: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Part:
+        """A checkpoint tensor of exactly this shape, cast to `dtype` (the model's) unless it is quantized.
+
+        Raises WeightsError if it is missing, of another shape, or of a dtype that is not a plain float's.
+        """
+        return self.absolute(self._prefix + path, shape, dtype)
+
+    def absolute(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Part:
+        """Like `weight`, by the full checkpoint name."""
+        source, wanted = self._book.source, dtype or self.dtype
+        spec = source.require(self._book.use(name), tuple(shape))
+
+        def load() -> Weight:
+            loaded = source.load(name)
+            return loaded.to(wanted) if isinstance(loaded, torch.Tensor) else loaded
+
+        return Part(replace(spec, dtype=wanted), load)
+
+    def bias(self, path: str, size: int, wanted: bool | None, dtype: torch.dtype | None = None) -> Part | None:
+        """The bias beside a weight: None where the config says so, or says nothing and the checkpoint has none."""
+        name = f"{path}.bias"
+        if wanted or (wanted is None and self.has(name)):
+            return self.weight(name, (size,), dtype)
+        return None
+
+    def bind(
+        self,
+        op: str,
+        where: str,
+        weights: Mapping[str, Part] | None = None,
+        dtype: torch.dtype | None = None,
+        **attrs: Any,
+    ) -> Op:
+        """Bind an op. Raises UnsupportedOperation if nobody takes it."""
+        parts = weights or {}
+        specs = {name: part.spec for name, part in parts.items()}
+        instance = self._ops.contract(op).instance(where, dtype or self.dtype, specs, **attrs)
+        return self._slot(self._ops.bind(instance), parts)
+
+    def claim(self, op: str, where: str, weights: Mapping[str, Part], **attrs: Any) -> Op | None:
+        """Bind a block, or return None where nobody takes it and the caller decomposes it."""
+        specs = {name: part.spec for name, part in weights.items()}
+        instance = self._ops.contract(op).instance(where, self.dtype, specs, **attrs)
+        bound = self._ops.claim(instance)
+        return None if bound is None else self._slot(bound, weights)
+
+    def _slot(self, bound: BoundOp, parts: Mapping[str, Part]) -> Op:
+        slot = self._book.add(bound, {name: part.load for name, part in parts.items()}) if parts else -1
+        return Op(bound.kernel, slot, bound.plan_index)
+
+
+def alike(parts: Sequence[Part]) -> bool:
+    """Whether the rows of these weights can lie in one tensor."""
+    return all(part.spec.scheme == parts[0].spec.scheme for part in parts)
+
+
+def join_rows(parts: Sequence[Part]) -> Part:
+    """One weight of all rows, in order. Quantized ones of unlike schemes become plain."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0].spec
+    axis = max(len(first.shape) - 2, 0)
+    rows = sum(part.spec.shape[axis] for part in parts)
+    shape = (*first.shape[:axis], rows, *first.shape[axis + 1 :])
+    spec = WeightSpec(shape, first.dtype, first.scheme if alike(parts) else None)
+    return Part(spec, lambda: _combine(spec, [part.load() for part in parts], torch.cat, axis - len(shape)))
+
+
+def stack(parts: Sequence[Part]) -> Part:
+    """One weight with a new first axis: experts that the checkpoint holds one by one."""
+    first = parts[0].spec
+    spec = WeightSpec((len(parts), *first.shape), first.dtype, first.scheme if alike(parts) else None)
+    return Part(spec, lambda: _combine(spec, [part.load() for part in parts], torch.stack, 0))
+
+
+def _combine(
+    spec: WeightSpec, weights: list[Weight], combine: Callable[[list[torch.Tensor], int], torch.Tensor], axis: int
+) -> Weight:
+    if spec.scheme is None:
+        plain = [w.dequantize(spec.dtype) if isinstance(w, QuantTensor) else w for w in weights]
+        return combine(plain, axis)
+    quantized = [weight for weight in weights if isinstance(weight, QuantTensor)]
+    if len(quantized) < len(weights):
+        raise WeightsError(f"weights announced as {spec.scheme.name} were read as plain ones")
+    first = quantized[0]
+    parts: dict[str, Any] = {}
+    for part in fields(QuantTensor):
+        if part.name in ("scheme", "shape", "codebook") or getattr(first, part.name) is None:
+            continue
+        parts[part.name] = combine([getattr(weight, part.name) for weight in quantized], axis)
+    return QuantTensor(scheme=spec.scheme, shape=spec.shape, codebook=first.codebook, **parts)

@@ -1,0 +1,1 @@
+"""Decoders: families read a config into a spec, `decoder` binds a spec's ops, `registry` picks the family."""

@@ -1,0 +1,168 @@
+"""The decoder: a `ModelSpec` turned into bound ops, run over a flat batch of tokens.
+
+    ids -> embedding -> layers -> norm -> hidden        hidden -> logits
+
+The residual stream travels beside the last block's output, so that each addition happens inside the next norm:
+
+    h, r = norm(x), x          first layer
+    h, r = add_norm(block output, r)     everywhere else: r is the sum, h its norm
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hardpoint.errors import WeightsError
+from hardpoint.layers import attention as gqa
+from hardpoint.layers import mla
+from hardpoint.layers.attention import Attention
+from hardpoint.layers.embedding import Embedding, Ropes
+from hardpoint.layers.logits import Logits
+from hardpoint.layers.mla import LatentAttention
+from hardpoint.layers.mlp import mlp
+from hardpoint.layers.moe import MoE
+from hardpoint.layers.norm import AddNorm, FirstNorm, Norm
+from hardpoint.layers.op import LayerBuilder, Part
+from hardpoint.models.base import CausalModel, ParameterBook
+from hardpoint.models.grouping import group_layers
+from hardpoint.models.spec import AttentionSpec, LayerSpec, ModelSpec, MoESpec, Names
+from hardpoint_platforms.binding import OpTable
+from hardpoint_platforms.program import Weights
+from hardpoint_platforms.state_cache import State
+
+
+class DecoderLayer:
+    """Attention and a feed-forward block, each behind its norm."""
+
+    __slots__ = ("_attention", "_ffn", "_post_attention", "_post_ffn", "_pre_attention", "_pre_ffn")
+
+    def __init__(
+        self,
+        build: LayerBuilder,
+        number: int,
+        spec: LayerSpec,
+        model: ModelSpec,
+        ropes: Ropes,
+        place: tuple[int, int],
+    ) -> None:
+        names, hidden, norm = model.names, model.hidden_size, model.norm
+        path = f"{names.layers}.{number}"
+        first = FirstNorm if number == 0 else AddNorm
+        self._pre_attention = first(build, f"{path}.{names.pre_attention}", hidden, norm)
+        where = f"{path}.{names.attention}"
+        self._attention: Attention | LatentAttention
+        if isinstance(spec.attention, AttentionSpec):
+            self._attention = Attention(build, where, hidden, spec.attention, names, ropes, place)
+        else:
+            self._attention = LatentAttention(build, where, hidden, spec.attention, names, ropes, place)
+        self._post_attention = _post(build, path, names.post_attention, model)
+        self._pre_ffn = AddNorm(build, f"{path}.{names.pre_ffn}", hidden, norm)
+        where = f"{path}.{names.ffn}"
+        if isinstance(spec.ffn, MoESpec):
+            self._ffn: Any = MoE(build, where, hidden, spec.ffn, names)
+        else:
+            self._ffn = mlp(build, where, hidden, spec.ffn, names)
+        self._post_ffn = _post(build, path, names.post_ffn, model)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        plans: tuple[Any, ...],
+        state: State,
+        weights: Weights,
+    ) -> tuple[torch.Tensor, torch.Tensor, State]:
+        """`x` is the last block's output, not yet added to `residual`; so is the first of what is returned."""
+        x, residual = self._pre_attention.enter(x, residual, weights)
+        x, state = self._attention(x, positions, plans, state, weights)
+        if self._post_attention is not None:
+            x = self._post_attention(x, weights)
+        x, residual = self._pre_ffn.enter(x, residual, weights)
+        x = self._ffn(x, weights)
+        if self._post_ffn is not None:
+            x = self._post_ffn(x, weights)
+        return x, residual, state
+
+
+class Decoder(CausalModel):
+    """A causal language model built from a spec."""
+
+    def __init__(
+        self, spec: ModelSpec, ops: OpTable, book: ParameterBook, dtype: torch.dtype, max_model_len: int
+    ) -> None:
+        """Bind every op. Raises WeightsError for a tensor that is missing or has another shape."""
+        self.spec = spec
+        self.vocab_size = spec.vocab_size
+        self.hidden_size = spec.hidden_size
+        self.max_context = max_model_len
+        grouping = group_layers(
+            [layer.attention.window for layer in spec.layers], [_cache_of(layer) for layer in spec.layers]
+        )
+        self.cache_groups, self.pool = grouping.groups, grouping.pool
+        names = spec.names
+        build = LayerBuilder(ops, book, dtype, _prefix(book, names))
+        table = build.weight(f"{names.embed}.weight", (spec.vocab_size, spec.hidden_size))
+        self._embedding = Embedding(build, names.embed, table, spec.embed_scale)
+        ropes = Ropes(build, max_model_len)
+        self._layers = tuple(
+            DecoderLayer(build, number, layer, spec, ropes, grouping.place[number])
+            for number, layer in enumerate(spec.layers)
+        )
+        self._norm = AddNorm(build, names.final_norm, spec.hidden_size, spec.norm)
+        head, where = (table, names.embed) if spec.tied else _head(build, book, spec)
+        self._logits = Logits(build, where, head, spec.logit_softcap)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        plans: tuple[Any, ...],
+        state: State,
+        weights: Weights,
+    ) -> tuple[torch.Tensor, State]:
+        x = self._embedding(token_ids, weights)
+        residual: torch.Tensor | None = None
+        for layer in self._layers:
+            x, residual, state = layer(x, residual, positions, plans, state, weights)
+        x, _ = self._norm.enter(x, residual, weights)
+        return x, state
+
+    def logits(self, hidden: torch.Tensor, weights: Weights) -> torch.Tensor:
+        return self._logits(hidden, weights)
+
+
+def _cache_of(layer: LayerSpec) -> Any:
+    if isinstance(layer.attention, AttentionSpec):
+        return gqa.cache_of(layer.attention)
+    return mla.cache_of(layer.attention)
+
+
+def _post(build: LayerBuilder, path: str, name: str | None, model: ModelSpec) -> Norm | None:
+    return None if name is None else Norm(build, f"{path}.{name}", model.hidden_size, model.norm)
+
+
+def _prefix(book: ParameterBook, names: Names) -> str:
+    """The prefix under which this checkpoint keeps the decoder."""
+    for prefix in names.prefixes:
+        if f"{prefix}{names.embed}.weight" in book.source:
+            return prefix
+    return names.prefixes[0]
+
+
+def _head(build: LayerBuilder, book: ParameterBook, spec: ModelSpec) -> tuple[Part, str]:
+    """The output projection of a model that does not share it with the embedding."""
+    shape = (spec.vocab_size, spec.hidden_size)
+    for head in spec.names.heads:
+        if f"{head}.weight" in book.source:
+            return build.absolute(f"{head}.weight", shape), head
+    first = spec.names.heads[0]
+    try:
+        return build.absolute(f"{first}.weight", shape), first
+    except WeightsError as error:
+        raise WeightsError(
+            f"{error.message}; config.json says 'tie_word_embeddings' false, so the output has a weight of its own",
+            hint=error.hint,
+        ) from error

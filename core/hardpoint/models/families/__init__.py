@@ -1,0 +1,1 @@
+"""One file per family of architectures: a config dict in, a `ModelSpec` out."""

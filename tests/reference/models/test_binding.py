@@ -1,0 +1,171 @@
+"""How a model's ops are bound: fused where weights are alike, blocks claimed or decomposed, quantized weights kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hardpoint.layers.op import Part, join_rows, stack
+from hardpoint.weights.dummy import DummySource
+from hardpoint.weights.safetensors import SafetensorsSource
+from hardpoint.weights.source import WeightSource
+from hardpoint_platforms.ops.catalogue import CONTRACTS
+from hardpoint_platforms.ops.contract import WeightSpec
+from hardpoint_platforms.quant import Packing, QuantScheme, QuantTensor, pack_uint4
+from hardpoint_platforms.reference.providers import ReferenceProvider
+
+pytestmark = pytest.mark.reference
+
+INT8 = QuantScheme("int8", Packing.INT8, bits=8, group=8)
+UINT4 = QuantScheme("uint4", Packing.UINT4, bits=4, group=8, offset=True)
+
+
+def quantize(weight: torch.Tensor, scheme: QuantScheme) -> QuantTensor:
+    """Round to the nearest code, group by group."""
+    groups = weight.unflatten(-1, (-1, scheme.group))
+    if scheme is INT8:
+        scales = groups.abs().amax(-1) / 127
+        codes = (groups / scales[..., None]).round().clamp(-127, 127).to(torch.int8)
+        return QuantTensor(scheme, tuple(weight.shape), codes.flatten(-2), scales)
+    low, high = groups.amin(-1), groups.amax(-1)
+    scales = (high - low) / 15
+    codes = ((groups - low[..., None]) / scales[..., None]).round().clamp(0, 15)
+    return QuantTensor(scheme, tuple(weight.shape), pack_uint4(codes.flatten(-2)), scales, low)
+
+
+class Quantized(WeightSource):
+    """A checkpoint whose projections are quantized: `scheme_of` a name, None to leave it plain."""
+
+    def __init__(self, inner: WeightSource, scheme_of: Any, keep: bool) -> None:
+        self._inner, self._scheme_of, self._keep = inner, scheme_of, keep
+
+    def names(self) -> Any:
+        return self._inner.names()
+
+    def _scheme(self, name: str) -> QuantScheme | None:
+        return self._scheme_of(name) if name.endswith("_proj.weight") else None
+
+    def spec(self, name: str) -> WeightSpec:
+        return replace(self._inner.spec(name), scheme=self._scheme(name) if self._keep else None)
+
+    def load(self, name: str) -> Any:
+        weight, scheme = self._inner.load(name), self._scheme(name)
+        if scheme is None:
+            return weight
+        quantized = quantize(weight, scheme)
+        return quantized if self._keep else quantized.dequantize()
+
+    def describe(self, name: str) -> str:
+        return self._inner.describe(name)
+
+
+def _logits(served: Any, tokens: torch.Tensor) -> torch.Tensor:
+    sequence = served.sequence(tokens)
+    served.step([(sequence, len(tokens) - 2)])
+    served.step([(sequence, 2)])
+    return torch.cat(sequence.logits)
+
+
+def _wheres(served: Any, op: str) -> list[str]:
+    return [binding.instance.where for binding in served.ops.bindings if binding.instance.op == op]
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3", "qwen3_moe", "deepseek_v2"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_quantized_weights_stay_quantized(family: str, mixed: bool, make_model: Any, serve: Any, prompts: Any) -> None:
+    """With one scheme q, k, v and gate, up are one tensor; with several each projection stands alone."""
+
+    def scheme_of(name: str) -> QuantScheme:
+        return UINT4 if mixed and ("v_proj" in name or "up_proj" in name or "kv_a" in name) else INT8
+
+    _, folder = make_model(family)
+    kept = serve(folder, source=Quantized(SafetensorsSource(folder), scheme_of, keep=True))
+    plain = serve(folder, source=Quantized(SafetensorsSource(folder), scheme_of, keep=False))
+    schemes = {w.scheme for b in kept.ops.bindings if b.instance.op == "linear" for w in b.instance.weights.values()}
+    assert schemes - {None} == ({INT8, UINT4} if mixed else {INT8})
+    got, wanted = _logits(kept, prompts[0]), _logits(plain, prompts[0])
+    assert (got - wanted).abs().max() < 1e-4 * max(1.0, wanted.abs().max().item())
+
+
+def test_alike_projections_are_one_linear(make_model: Any, serve: Any) -> None:
+    _, folder = make_model("llama")
+    wheres = _wheres(serve(folder), "linear")
+    names = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+    assert wheres[:4] == [f"layers.0.{name}" for name in names]
+    assert len(wheres) == 4 * 3
+
+
+def test_a_bias_on_some_projections_keeps_them_apart(make_model: Any, serve: Any, prompts: Any) -> None:
+    model, folder = make_model("llama")
+    path = folder / "model.safetensors"
+    bias = {f"model.layers.{i}.self_attn.q_proj.bias": torch.zeros(64) for i in range(3)}
+    save_file({**load_file(path), **bias}, path)
+    config = json.loads((folder / "config.json").read_text())
+    del config["attention_bias"]
+    served = serve(folder, config=config)
+    assert "layers.0.self_attn.k_proj" in _wheres(served, "linear")
+    with torch.no_grad():
+        wanted = model(input_ids=prompts[0][None], use_cache=False).logits[0]
+    assert (_logits(served, prompts[0]) - wanted).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_claimed_block_gives_the_same_logits(bias: bool, make_model: Any, serve: Any, prompts: Any) -> None:
+    _, folder = make_model("llama", mlp_bias=bias)
+    block = ReferenceProvider(CONTRACTS["gated_mlp"])
+    claimed, decomposed = serve(folder, own=[block]), serve(folder)
+    assert "layers.0.mlp.down_proj" not in _wheres(claimed, "linear")
+    assert "layers.0.mlp.down_proj" in _wheres(decomposed, "linear")
+    assert (_logits(claimed, prompts[0]) - _logits(decomposed, prompts[0])).abs().max() < 1e-4
+
+
+def test_each_distinct_rope_is_bound_once_and_its_table_is_float32(serve: Any) -> None:
+    config = {
+        "model_type": "gemma3_text",
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 96,
+    }
+    served = serve(Path(), 32, torch.bfloat16, config=config, source=DummySource())
+    assert _wheres(served, "rope") == ["rotary_emb", "rotary_emb.1"]
+    tables = [slot[0] for slot in served.weights if slot[0].shape == (32, 16) and slot[0].dtype == torch.float32]
+    assert len(tables) == 2
+
+
+def test_rows_join_and_experts_stack_like_plain_tensors() -> None:
+    generator = torch.Generator().manual_seed(5)
+    weights = [torch.randn(rows, 16, generator=generator) for rows in (4, 6)]
+    for scheme in (INT8, UINT4):
+        parts = [Part(WeightSpec(tuple(w.shape), torch.float32, scheme), partial(quantize, w, scheme)) for w in weights]
+        joined = join_rows(parts)
+        assert joined.spec == WeightSpec((10, 16), torch.float32, scheme)
+        pair = stack([joined, joined])
+        loaded = pair.load()
+        assert isinstance(loaded, QuantTensor)
+        assert loaded.shape == pair.spec.shape == (2, 10, 16)
+        wanted = torch.cat([quantize(w, scheme).dequantize() for w in weights])
+        assert torch.equal(loaded.dequantize(), torch.stack((wanted, wanted)))
+
+
+def test_unlike_schemes_become_plain_where_they_must_lie_together() -> None:
+    weight = torch.randn(4, 16, generator=torch.Generator().manual_seed(6))
+    parts = [
+        Part(WeightSpec((4, 16), torch.float32, scheme), partial(quantize, weight, scheme)) for scheme in (INT8, UINT4)
+    ]
+    joined = join_rows(parts)
+    assert joined.spec.scheme is None
+    loaded = joined.load()
+    assert isinstance(loaded, torch.Tensor)
+    assert torch.equal(loaded[:4], quantize(weight, INT8).dequantize())

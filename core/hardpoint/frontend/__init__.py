@@ -1,0 +1,1 @@
+"""The side of the engine that callers see: tokens, templates, text, and the client of the engine."""

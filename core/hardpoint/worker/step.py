@@ -1,0 +1,25 @@
+"""The step function that programs are built from: the model, its logits, and the draw."""
+
+from __future__ import annotations
+
+import torch
+
+from hardpoint.models.base import CausalModel
+from hardpoint_platforms.ops.contract import Kernel
+from hardpoint_platforms.program import StepFunction, StepInputs, StepOutputs, Weights
+from hardpoint_platforms.state_cache import State
+
+
+def make_step(model: CausalModel, sample: Kernel) -> StepFunction:
+    """`step(inputs, state, weights) -> (outputs, state)` for one model and one bound sampling op."""
+
+    def step(inputs: StepInputs, state: State, weights: Weights) -> tuple[StepOutputs, State]:
+        hidden, state = model.forward(inputs.token_ids, inputs.positions, inputs.plans, state, weights)
+        logits = model.logits(hidden[inputs.logits_index], weights)
+        # One maximum per row is enough: a NaN wins every maximum, and raw logits have no minus infinities.
+        finite = torch.isfinite(logits.amax(-1))
+        draw = sample(logits, inputs.sampling)
+        kept = None if inputs.hidden_index is None else hidden[inputs.hidden_index]
+        return StepOutputs(draw, finite, kept), state
+
+    return step

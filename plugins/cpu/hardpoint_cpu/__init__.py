@@ -1,0 +1,1 @@
+"""Hardpoint on the processor. The entry point is `hardpoint_cpu.platform`."""

@@ -1,0 +1,1 @@
+"""Op providers of the processor, one file per op family."""

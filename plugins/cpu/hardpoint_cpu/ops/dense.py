@@ -1,0 +1,120 @@
+"""Matrix products and look-ups on torch's kernels: linear, logits, embedding.
+
+Quantized weights are dequantized at load, in the activations' dtype: torch's own quantized products round the
+activations to bf16, and are no faster than fp32 ones without bf16 units. Embedding rows stay quantized and are
+dequantized as they are looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.nn.functional import embedding, linear
+
+from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed, Weight
+from hardpoint_platforms.ops.provider import OpProvider, Support
+from hardpoint_platforms.quant import QuantScheme, QuantTensor
+from hardpoint_platforms.versioning import Version
+
+
+def _dequantized(instance: OpInstance, plain: str) -> Support:
+    schemes = sorted({spec.scheme.name for spec in instance.weights.values() if spec.scheme is not None})
+    if not schemes:
+        return Support(True, plain)
+    return Support(True, f"{', '.join(schemes)} dequantized at load to {str(instance.dtype).removeprefix('torch.')}")
+
+
+class CpuLinear(OpProvider):
+    """y = x W^T + b."""
+
+    name = "cpu linear"
+    op = "linear"
+    version = Version(1, 0)
+
+    def supports(self, instance: OpInstance) -> Support:
+        return _dequantized(instance, "torch linear")
+
+    def build(self, instance: OpInstance) -> Kernel:
+        if "bias" in instance.weights:
+            return lambda x, w: linear(x, w[0], w[1])
+        return lambda x, w: linear(x, w[0])
+
+
+class CpuLogits(OpProvider):
+    """The output projection, in fp32 from there on."""
+
+    name = "cpu logits"
+    op = "logits"
+    version = Version(1, 0)
+
+    def supports(self, instance: OpInstance) -> Support:
+        return _dequantized(instance, "torch linear")
+
+    def build(self, instance: OpInstance) -> Kernel:
+        scale, softcap = instance.attrs["scale"], instance.attrs["softcap"]
+        biased = "bias" in instance.weights
+
+        def kernel(hidden: torch.Tensor, w: Packed) -> torch.Tensor:
+            logits = linear(hidden, w[0], w[1] if biased else None).float()
+            if scale != 1.0:
+                logits = logits * scale
+            return softcap * torch.tanh(logits / softcap) if softcap else logits
+
+        return kernel
+
+
+class CpuEmbedding(OpProvider):
+    """Rows of a table, plain or quantized."""
+
+    name = "cpu embedding"
+    op = "embedding"
+    version = Version(1, 0)
+
+    def supports(self, instance: OpInstance) -> Support:
+        scheme = instance.weights["weight"].scheme
+        return Support(True, "torch embedding" if scheme is None else f"{scheme.name} rows dequantized on look-up")
+
+    def build(self, instance: OpInstance) -> Kernel:
+        scale, spec = instance.attrs["scale"], instance.weights["weight"]
+        look_up = embedding_of(spec.scheme, spec.shape[-1], instance.dtype) if spec.scheme else _plain
+        if scale == 1.0:
+            return look_up
+        return lambda ids, w: look_up(ids, w) * scale
+
+    def pack(self, instance: OpInstance, weights: Mapping[str, Weight]) -> Packed:
+        table = weights["weight"]
+        if not isinstance(table, QuantTensor):
+            return super().pack(instance, weights)
+        return tuple(part for part in _parts(table) if part is not None)
+
+
+def _plain(ids: torch.Tensor, w: Packed) -> torch.Tensor:
+    return embedding(ids, w[0])
+
+
+def embedding_of(scheme: QuantScheme, columns: int, dtype: torch.dtype) -> Kernel:
+    """A look-up in a quantized table whose parts are packed one after another, absent ones left out."""
+
+    def look_up(ids: torch.Tensor, w: Packed) -> torch.Tensor:
+        by_row, codebook = (w[:-1], w[-1]) if scheme.codebook else (w, None)
+        values, scales, *rest = (part.index_select(0, ids) for part in by_row)
+        offsets = rest.pop(0) if scheme.offset else None
+        super_scales, super_offsets = [*rest, None, None][:2]
+        shape = (ids.shape[0], columns)
+        return QuantTensor(scheme, shape, values, scales, offsets, super_scales, super_offsets, codebook).dequantize(
+            dtype
+        )
+
+    return look_up
+
+
+def _parts(table: QuantTensor) -> tuple[torch.Tensor | None, ...]:
+    return (
+        table.values,
+        table.scales,
+        table.offsets,
+        table.super_scales,
+        table.super_offsets,
+        table.codebook,
+    )

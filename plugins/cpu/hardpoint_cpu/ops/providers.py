@@ -1,0 +1,23 @@
+"""The processor's op providers, best first."""
+
+from __future__ import annotations
+
+from hardpoint_cpu.ops.attention import CpuAttention
+from hardpoint_cpu.ops.dense import CpuEmbedding, CpuLinear, CpuLogits
+from hardpoint_cpu.ops.pointwise import CpuActivation, CpuAddNorm, CpuGatedActivation, CpuNorm, CpuRope
+from hardpoint_platforms.ops.provider import OpProvider
+
+
+def cpu_providers() -> tuple[OpProvider, ...]:
+    """A fresh set: each op table gets an attention planner of its own."""
+    return (
+        CpuAttention(),
+        CpuLinear(),
+        CpuLogits(),
+        CpuEmbedding(),
+        CpuNorm(),
+        CpuAddNorm(),
+        CpuRope(),
+        CpuActivation(),
+        CpuGatedActivation(),
+    )

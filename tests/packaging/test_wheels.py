@@ -1,0 +1,142 @@
+"""Wheels of the SPI, the processor plugin and a stranger's plugin, built and installed in a fresh environment.
+
+The environment sees this one's site-packages for torch and other heavy things, but ours only as installed wheels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.packaging
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+GUIDE = CHECKOUT / "docs" / "how-to" / "write-a-plugin.md"
+REPORT = """
+import json
+from hardpoint_platforms.discovery import discover
+from hardpoint_platforms.doctor import diagnose
+from hardpoint_platforms.selection import select
+import hardpoint_platforms, hardpoint_cpu
+registry = discover()
+rows = {row.platform: [row.status, row.distribution, [d.computed for d in row.devices]] for row in diagnose(registry)}
+chosen = [select(request, registry).platform for request in ("auto", "cpu")]
+print(json.dumps([rows, chosen, hardpoint_platforms.__file__, hardpoint_cpu.__file__]))
+"""
+
+
+def run(*command: str | Path, **options: object) -> str:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=600, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def guide_files() -> dict[str, str]:
+    """The files of the plugin in the guide: each fenced block whose first line is `# file: PATH`."""
+    files = {}
+    for block in GUIDE.read_text(encoding="utf-8").split("```")[1::2]:
+        _, _, body = block.partition("\n")
+        head, _, content = body.partition("\n")
+        if head.startswith("# file: "):
+            files[head.removeprefix("# file: ").strip()] = content
+    return files
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our three distributions and the guide's plugin as wheels in one folder."""
+    source, out = tmp_path_factory.mktemp("acme"), tmp_path_factory.mktemp("wheels")
+    for name, content in guide_files().items():
+        path = source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    for folder in (CHECKOUT / "platforms", CHECKOUT / "core", CHECKOUT / "plugins" / "cpu", source):
+        run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, folder)
+    return out
+
+
+class Environment:
+    """A virtual environment without our editable copies."""
+
+    def __init__(self, folder: Path) -> None:
+        run(sys.executable, "-m", "venv", "--without-pip", folder)
+        self._folder = folder
+        self._clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+        # Behind the environment's own packages, and .pth files there are not read: ours come from wheels alone.
+        (own / "heavy.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    def python(self, *arguments: str | Path) -> str:
+        return run(self._folder / "bin" / "python", *arguments, cwd=self._folder, env=self._clean)
+
+    def hardpoint(self, *arguments: str | Path) -> str:
+        return self.python("-m", "hardpoint", *arguments)
+
+    def install(self, *wheels: Path) -> None:
+        self.python("-m", "pip", "install", "--no-deps", "--no-index", "--ignore-installed", *wheels)
+
+    def uninstall(self, distribution: str) -> None:
+        self.python("-m", "pip", "uninstall", "-y", distribution)
+
+
+@pytest.fixture(scope="module")
+def environment(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """A fresh environment with the SPI, the core and the processor plugin."""
+    made = Environment(tmp_path_factory.mktemp("fresh"))
+    made.install(*wheels.glob("hardpoint*.whl"))
+    return made
+
+
+def test_wheels_hold_manifest_and_types(wheels: Path) -> None:
+    held = {path.name.partition("-")[0]: set(zipfile.ZipFile(path).namelist()) for path in wheels.glob("*.whl")}
+    for package in ("hardpoint_platforms", "hardpoint_cpu"):
+        assert {f"{package}/hardpoint.json", f"{package}/py.typed"} <= held[package]
+    assert "acme_npu/hardpoint.json" in held["acme_npu_hardpoint"]
+
+
+def test_a_plugin_comes_and_goes(environment: Environment, wheels: Path) -> None:
+    rows, chosen, spi, cpu = json.loads(environment.python("-c", REPORT))
+    assert str(CHECKOUT) not in spi
+    assert str(CHECKOUT) not in cpu
+    assert rows["cpu"][:2] == ["PASS", "hardpoint-cpu"]
+    assert rows["reference"][0] == "PASS"
+    assert (chosen, "acme" in rows) == (["cpu", "cpu"], False)
+
+    environment.install(*wheels.glob("acme_*.whl"))
+    rows, chosen, _, _ = json.loads(environment.python("-c", REPORT))
+    assert rows["acme"][:2] == ["PASS", "acme-npu-hardpoint"]
+    assert "through 'acme linear'" in rows["acme"][2][0]
+    assert chosen == ["acme", "cpu"]
+
+    environment.uninstall("acme-npu-hardpoint")
+    rows, chosen, _, _ = json.loads(environment.python("-c", REPORT))
+    assert "acme" not in rows
+    assert chosen == ["cpu", "cpu"]
+
+
+def test_the_guides_own_check_passes(environment: Environment, wheels: Path, tmp_path: Path) -> None:
+    environment.install(*wheels.glob("acme_*.whl"))
+    check = tmp_path / "check.py"
+    check.write_text(guide_files()["check.py"], encoding="utf-8")
+    said = environment.python(check, "acme")
+    assert said.rstrip().endswith("acme: every sample passes")
+
+
+@pytest.mark.real_model
+def test_a_strangers_plugin_serves_a_real_model(environment: Environment, wheels: Path, smollm2_path: Path) -> None:
+    environment.install(*wheels.glob("acme_*.whl"))
+    said = environment.hardpoint(
+        "run", smollm2_path, "What is the capital of France?", "--device", "acme", "--temperature", "0",
+        "--max-tokens", "16", "--kv-cache-memory", "256MiB",
+    )  # fmt: skip
+    assert "Paris" in said
+    rows = json.loads(environment.hardpoint("explain", smollm2_path, "--device", "acme", "--json"))
+    taken = {row["provider"] for row in rows if row["op"] == "linear"}
+    assert taken == {"acme linear"}

@@ -1,0 +1,54 @@
+# One command each: `make serve` and `make test` set everything up by themselves.
+#
+# Needs: python3 >= 3.11 (another one: make PYTHON=python3.12), make, a C++ compiler.
+
+PYTHON ?= python3
+VENV   ?= .venv
+# Another package index for torch alone, such as the one with CPU builds that pytorch.org names ("Get started").
+TORCH_INDEX ?=
+TORCH  ?= 2.13.0
+MODEL  ?= smollm2
+# Test processes; they share the cores.
+JOBS   ?= 2
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.hardpoint-setup
+FILES := pyproject.toml requirements-dev.txt core/pyproject.toml platforms/pyproject.toml plugins/cpu/pyproject.toml
+CODE  := core platforms plugins tests
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test lint format clean
+
+help:  ## what you can make
+	@echo "Hardpoint"
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/' | expand -t 16
+	@echo "  Settings: PYTHON=$(PYTHON) MODEL=$(MODEL) JOBS=$(JOBS) TORCH_INDEX=$(TORCH_INDEX)"
+
+setup: $(STAMP)  ## create .venv and install everything into it (done once)
+
+$(STAMP): $(FILES) .ci/install
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" .ci/install
+	@touch $@
+
+serve: setup  ## pull the default model if needed and serve it on http://127.0.0.1:8000
+	@$(BIN)/hardpoint pull $(MODEL) > /dev/null
+	@exec $(BIN)/hardpoint serve $(MODEL)
+
+test: setup lint  ## lint, then every test
+	@echo "== tests ($(JOBS) processes)"
+	@$(BIN)/pytest -n $(JOBS) --dist loadgroup --timeout 600 --durations 8
+
+lint: setup  ## ruff, mypy --strict and the import contracts
+	@echo "== lint"
+	@$(BIN)/ruff check --quiet $(CODE)
+	@$(BIN)/ruff format --check --quiet $(CODE) || { echo "not formatted: run 'make format'"; exit 1; }
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+
+format:  ## rewrite the sources as the formatter wants them
+	@$(BIN)/ruff format $(CODE)
+	@$(BIN)/ruff check --fix --quiet $(CODE)
+
+clean:  ## remove .venv and everything that was built (pulled models stay)
+	@rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache build dist
+	@find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} + -o -name '*.egg-info' -type d -prune -exec rm -rf {} +

@@ -1,0 +1,56 @@
+"""For all tests: the checkout guard, one torch thread per test process, and the two real models."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+PACKAGES = {"hardpoint": "core", "hardpoint_platforms": "platforms", "hardpoint_cpu": "plugins/cpu"}
+
+# Several test processes share few cores: one thread each, also for the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+# No test may depend on a hub that may not be there.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to test another copy of the code than the one around this file."""
+    for package, folder in PACKAGES.items():
+        where = _location(package)
+        if where is None or not where.is_relative_to(CHECKOUT / folder):
+            raise pytest.UsageError(
+                f"`{package}` is imported from {where or 'nowhere'}, not from {CHECKOUT / folder}.\n"
+                "Run `make setup`, or `python -m pip install -r requirements-dev.txt`, in this checkout, and "
+                "use its .venv/bin/pytest."
+            )
+
+
+def _location(package: str) -> Path | None:
+    from importlib.util import find_spec
+
+    spec = find_spec(package)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(places[0]).resolve() if places else None
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct (Q4_1), pulled into the ordinary model folder on first use."""
+    return _pulled("smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3 270M, a base model without a chat template, pulled likewise."""
+    return _pulled("gemma3-270m")
+
+
+def _pulled(name: str) -> Path:
+    from hardpoint.weights.store import pull
+
+    return pull(name)  # takes a lock: one test process downloads, the others wait

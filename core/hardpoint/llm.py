@@ -198,8 +198,9 @@ class LLM:
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is used where none is given."""
-        return SamplingParams()
+        """What is used where none is given: vLLM's defaults, under those of the model's generation config."""
+        defaults: dict[str, Any] = dict(self.info.default_sampling)
+        return SamplingParams(**defaults)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes."""

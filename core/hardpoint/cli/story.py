@@ -35,6 +35,9 @@ def engine_story(info: EngineInfo, model: str, seconds: float) -> list[str]:
         ),
         _row("ops", ", ".join(f"{provider} {count}" for provider, count in info.ops)),
     ]
+    if info.default_sampling:
+        chosen = ", ".join(f"{name} {value:g}" for name, value in info.default_sampling.items())
+        lines.append(_row("sampling", f"{chosen} unless a request says otherwise (the model's generation config)"))
     lines += [_row("fallback", text) for text in _short(info.fallbacks)]
     phases = ", ".join(f"{name} {spent:.1f}" for name, spent in info.phases)
     lines.append(_row("ready", f"after {seconds:.1f} s" + (f": {phases}" if phases else "")))

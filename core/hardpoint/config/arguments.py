@@ -58,6 +58,7 @@ FLAGS: Mapping[str, Flag] = {
     "model.chat_template": Flag(metavar="FILE"),
     "model.dtype": Flag(choices=("auto", "float32", "bfloat16", "float16")),
     "model.max_model_len": Flag(aliases=("context-length",), parse=token_count, metavar="TOKENS"),
+    "model.generation_config": Flag(choices=("auto", "none")),
     "model.load_format": Flag(choices=("auto", "safetensors", "gguf", "dummy")),
     "model.overrides": Flag("override", ("hf-overrides",), parse=key_value, metavar="KEY=JSON"),
     "device.options": Flag("option", parse=key_value, metavar="KEY=VALUE"),

@@ -21,6 +21,7 @@ class ModelConfig:
         max_model_len: longest sequence in tokens; None takes the model's.
         load_format: auto, safetensors, gguf or dummy (random weights of the real shapes).
         overrides: replaces keys of the model's config.
+        generation_config: auto takes the model's sampling defaults (temperature, top_p ...), none leaves them out.
         seed: of dummy weights and of requests without a seed.
     """
 
@@ -32,6 +33,7 @@ class ModelConfig:
     max_model_len: int | None = None
     load_format: str = "auto"
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    generation_config: str = "auto"
     seed: int = 0
 
 

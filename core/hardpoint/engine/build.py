@@ -14,6 +14,7 @@ from hardpoint.engine.loop import Engine
 from hardpoint.executor.inprocess import InProcessExecutor
 from hardpoint.kv.pager import KVPager
 from hardpoint.protocol.messages import EngineInfo
+from hardpoint.request.defaults import sampling_defaults
 from hardpoint.scheduler.scheduler import Scheduler
 from hardpoint.scheduler.settings import SchedulerSettings, StepLimits
 from hardpoint.weights.checkpoint import open_checkpoint
@@ -76,7 +77,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
         clock=device.clock(),
         fallback_ops=len(bound.fallbacks),
     )
-    return BuiltEngine(engine, _describe(selection, worker, [*phases.rows, *worker.phases]))
+    defaults = sampling_defaults(checkpoint.generation_config) if config.model.generation_config == "auto" else {}
+    return BuiltEngine(engine, _describe(selection, worker, [*phases.rows, *worker.phases], defaults))
 
 
 def explain_model(config: EngineConfig) -> tuple[Binding, ...]:
@@ -114,7 +116,9 @@ def _scheduler(config: EngineConfig, worker: Worker) -> Scheduler:
     return Scheduler(settings, pager)
 
 
-def _describe(selection: Selection, worker: Worker, phases: list[tuple[str, float]]) -> EngineInfo:
+def _describe(
+    selection: Selection, worker: Worker, phases: list[tuple[str, float]], defaults: dict[str, float]
+) -> EngineInfo:
     bound: BoundModel = worker.bound
     capabilities = worker.device.capabilities()
     providers = Counter(binding.provider for binding in bound.ops.bindings if binding.provider != "(decomposed)")
@@ -135,4 +139,5 @@ def _describe(selection: Selection, worker: Worker, phases: list[tuple[str, floa
         ops=sorted(providers.items(), key=lambda item: -item[1]),
         fallbacks=[describe_fallback(binding) for binding in bound.fallbacks],
         phases=phases,
+        default_sampling=defaults,
     )

@@ -155,6 +155,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         ops: (provider, count) of bound ops.
         fallbacks: one line per op that fell back, with the reason.
         phases: (name, seconds) of start-up.
+        default_sampling: fields of SamplingParams that requests get where they say nothing.
     """
 
     device: str
@@ -173,6 +174,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     ops: list[tuple[str, int]]
     fallbacks: list[str]
     phases: list[tuple[str, float]]
+    default_sampling: dict[str, float] = {}
 
 
 class Ready(Message, frozen=True):

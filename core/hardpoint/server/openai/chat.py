@@ -63,7 +63,7 @@ async def chat_completions(request: Request) -> Response:
     service.model_name(body.model)
     limits = service.limits
     max_model_len = service.client.info.max_model_len
-    params = sampling_params(body, limits)
+    params = sampling_params(body, limits, service.client.info.default_sampling)
     text = await render_chat(service.tokenizer, body, max_model_len)
     prompt = await encode(
         service.tokenizer,

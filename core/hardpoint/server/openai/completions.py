@@ -34,7 +34,7 @@ async def completions(request: Request) -> Response:
     """Continue one or more prompts, whole or as a stream of chunks."""
     service, body = await read_request(request, _decoder)
     service.model_name(body.model)
-    params = sampling_params(body, service.limits)
+    params = sampling_params(body, service.limits, service.client.info.default_sampling)
     prompts, max_tokens = await _prompts(service, body, params)
     params = msgspec.structs.replace(params, max_tokens=max_tokens)
     text = CompletionText(service.spelling, body, prompts, params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from hardpoint.errors import PromptTooLong, RequestError
@@ -65,13 +66,16 @@ def _refuse_in_chat(body: ChatRequest) -> None:
         raise RequestError("top_logprobs needs logprobs=true.", field="top_logprobs")
 
 
-def sampling_params(body: SamplingFields, limits: RequestLimits) -> SamplingParams:
+def sampling_params(body: SamplingFields, limits: RequestLimits, defaults: Mapping[str, float]) -> SamplingParams:
     """Checked parameters; max_tokens stays as asked until the prompt's length is known (`fit_to_context`).
+
+    defaults: the model's own, for fields that the request leaves out.
 
     Raises RequestError naming the field as the request spells it.
     """
     refuse_unsupported(body)
-    values: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    values: dict[str, Any] = dict(defaults)
+    values |= {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     for name in _TUPLES:
         if (ids := getattr(body, name)) is not None:
             values[name] = tuple(ids)

@@ -36,7 +36,7 @@ serve: setup  ## pull the default model if needed and serve it on http://127.0.0
 
 test: setup lint  ## lint, then every test
 	@echo "== tests ($(JOBS) processes)"
-	@$(BIN)/pytest -n $(JOBS) --dist loadgroup --timeout 600 --durations 8
+	@$(BIN)/pytest -n $(JOBS) --dist loadfile --timeout 600 --durations 8
 
 lint: setup  ## ruff, mypy --strict and the import contracts
 	@echo "== lint"

@@ -23,6 +23,8 @@ from hardpoint.weights.formats import is_gguf, read_json
 from hardpoint.weights.store import resolve
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+#: Rows of a model that does not say how many it has.
+_ANY_ROW = 2**31
 #: Asks a template where an assistant's turn ends.
 _PROBE = "\ue001probe\ue001"
 
@@ -129,6 +131,7 @@ class Tokenizer:
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -224,9 +227,11 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer:
         ends, rows = _ends_and_rows(path, config)
     elsewhere = resolve(config.tokenizer) if config.tokenizer is not None else path
     if is_gguf(elsewhere):
-        parts = _parts_of_gguf(elsewhere)
+        parts, own_rows = _parts_of_gguf(elsewhere)
     else:
-        parts = tokenizer_in(elsewhere)
+        parts, own_rows = tokenizer_in(elsewhere), 0
+    if gguf:
+        rows = own_rows if elsewhere == path else _ANY_ROW
     tokenizer = Tokenizer(parts, eos_token_ids=ends, chat_template=template, model_vocab_size=rows)
     if gguf:
         turn = tokenizer.end_of_turn_id()
@@ -234,12 +239,14 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer:
     return tokenizer
 
 
-def _parts_of_gguf(path: Path) -> TokenizerParts:
+def _parts_of_gguf(path: Path) -> tuple[TokenizerParts, int]:
+    """The parts, and the rows of the model's embedding (0 in a file without weights)."""
     from hardpoint.weights.gguf.split import open_gguf
 
     gguf = open_gguf(path)
     try:
-        return tokenizer_of(gguf)
+        embedding = gguf.tensors.get("token_embd.weight")
+        return tokenizer_of(gguf), 0 if embedding is None else embedding.shape[0]
     finally:
         gguf.close()
 
@@ -254,7 +261,7 @@ def _template_file(name: str | None) -> str | None:
 
 
 def _ends_and_rows(folder: Path, config: ModelConfig) -> tuple[tuple[int, ...], int]:
-    """End tokens of a folder's configs, and the rows of the model's embedding (0 where they do not say)."""
+    """End tokens of a folder's configs, and the rows of the model's embedding (0 in a folder without a model)."""
     if not folder.is_dir():
         return (), 0
     values = {**read_json(folder / "config.json"), **config.overrides}
@@ -264,5 +271,8 @@ def _ends_and_rows(folder: Path, config: ModelConfig) -> tuple[tuple[int, ...], 
     for source in (generation, values, inner or {}):
         ends = source.get("eos_token_id")
         found += [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)]
-    rows = values.get("vocab_size") or (inner or {}).get("vocab_size") or 0
-    return tuple(dict.fromkeys(found)), rows if isinstance(rows, int) else 0
+    rows = values.get("vocab_size") or (inner or {}).get("vocab_size")
+    if not isinstance(rows, int):
+        # a config may leave it to its family's default: then any id may be a row
+        rows = _ANY_ROW if values else 0
+    return tuple(dict.fromkeys(found)), rows

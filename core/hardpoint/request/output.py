@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from hardpoint.protocol.messages import RequestTiming
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(msgspec.Struct, frozen=True, gc=False):
     """One candidate at one position: its log-probability, its rank (from 1) and its text."""
 
     logprob: float

@@ -17,6 +17,7 @@ SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 #: What crosses to the engine and stands in tables there has 64 bits.
 COUNT_MAX = 2**63 - 1
 MAX_BAD_WORDS = 128
+MAX_LOGIT_BIAS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class RequestLimits:
         max_model_len: longest sequence in tokens, prompt and output together. None skips these checks.
         max_logprobs: most top log-probabilities per position.
         max_n: most sequences per request.
-        max_stop_strings, max_stop_length: number of stop strings, and characters of each.
+        max_stop_strings, max_stop_length: number of stop strings, and characters of each; the latter of bad words too.
     """
 
     vocab_size: int | None = None
@@ -45,7 +46,7 @@ def validate(params: SamplingParams, limits: RequestLimits) -> None:
     _check_counts(params, limits)
     _check_stops(params, limits)
     _check_token_sets(params, limits)
-    _check_texts(params)
+    _check_texts(params, limits)
 
 
 def validate_prompt(prompt: Sequence[int], params: SamplingParams, limits: RequestLimits) -> None:
@@ -172,13 +173,18 @@ def _check_stops(params: SamplingParams, limits: RequestLimits) -> None:
 
 
 def _check_ids(ids: object, field: str, limits: RequestLimits) -> None:
-    if not isinstance(ids, tuple) or not all(_is_int(i) for i in ids):
+    # the lists may be long, and the event loop waits: nothing here goes through them in Python
+    if not isinstance(ids, tuple) or not set(map(type, ids)) <= {int}:
         raise RequestError(f"{field} must be a list of token ids", field=field)
-    vocab = limits.vocab_size
-    for token in ids:
-        if token < 0 or (vocab is not None and token >= vocab):
-            upper = "" if vocab is None else f" (0 to {vocab - 1})"
-            raise RequestError(f"{field} holds {token}, which is outside the vocabulary{upper}", field=field)
+    if not ids:
+        return
+    vocab, low, high = limits.vocab_size, min(ids), max(ids)
+    if low < 0 or (vocab is not None and high >= vocab):
+        upper = "" if vocab is None else f" (0 to {vocab - 1})"
+        bad = low if low < 0 else high
+        raise RequestError(f"{field} holds {bad}, which is outside the vocabulary{upper}", field=field)
+    if vocab is not None and len(ids) > vocab:
+        raise RequestError(f"{field} holds {len(ids)} ids, more than the vocabulary has ({vocab})", field=field)
 
 
 def _check_token_sets(params: SamplingParams, limits: RequestLimits) -> None:
@@ -192,6 +198,10 @@ def _check_token_sets(params: SamplingParams, limits: RequestLimits) -> None:
         return
     if not isinstance(params.logit_bias, dict):
         raise RequestError("logit_bias must be an object of token id to number", field="logit_bias")
+    if len(params.logit_bias) > MAX_LOGIT_BIAS:
+        raise RequestError(
+            f"logit_bias has {len(params.logit_bias)} entries, at most {MAX_LOGIT_BIAS} are allowed", field="logit_bias"
+        )
     for key, value in params.logit_bias.items():
         if not _is_int(key):
             raise RequestError(f"logit_bias has the key {key!r}; keys must be token ids", field="logit_bias")
@@ -200,7 +210,7 @@ def _check_token_sets(params: SamplingParams, limits: RequestLimits) -> None:
     _check_ids(tuple(params.logit_bias), "logit_bias", limits)
 
 
-def _check_texts(params: SamplingParams) -> None:
+def _check_texts(params: SamplingParams, limits: RequestLimits) -> None:
     """bad_words (R23) and the switches."""
     if not isinstance(params.bad_words, tuple) or not all(isinstance(w, str) for w in params.bad_words):
         raise RequestError("bad_words must be a list of strings", field="bad_words")
@@ -211,6 +221,11 @@ def _check_texts(params: SamplingParams) -> None:
         )
     if any(not word.strip() for word in params.bad_words):
         raise RequestError("bad_words must not hold an empty word", field="bad_words")
+    if (longest := max(map(len, params.bad_words), default=0)) > limits.max_stop_length:
+        raise RequestError(
+            f"bad_words holds a word of {longest} characters, at most {limits.max_stop_length} are allowed",
+            field="bad_words",
+        )
     for field in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
         if not isinstance(getattr(params, field), bool):
             raise RequestError(f"{field} must be true or false", field=field)

@@ -59,9 +59,8 @@ class Generation:
     def start(self, receive: Receive) -> None:
         """Submit every prompt and begin to watch the connection. The body must have been read."""
         self._ticket.on_interrupt(self._interrupt)
-        for number in range(len(self._request.prompts)):
-            self._tasks.append(asyncio.create_task(self._pump(number)))
         self._tasks.append(asyncio.create_task(self._watch(receive)))
+        self._tasks.append(asyncio.create_task(self._submit()))
 
     async def __aenter__(self) -> Generation:
         return self
@@ -92,6 +91,12 @@ class Generation:
             else:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
+
+    async def _submit(self) -> None:
+        """A thousand prompts at once would keep everybody else waiting."""
+        for number in range(len(self._request.prompts)):
+            self._tasks.append(asyncio.create_task(self._pump(number)))
+            await asyncio.sleep(0)
 
     async def _pump(self, number: int) -> None:
         request = self._request

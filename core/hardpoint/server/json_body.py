@@ -1,7 +1,7 @@
 """From bytes to a checked request: one strict reader for every POST route.
 
 Rules, the same everywhere:
-- UTF-8 JSON, one value, nothing after it; at most `MAX_DEPTH` levels and `MAX_VALUES` values.
+- UTF-8 JSON, one value, nothing after it; at most `MAX_DEPTH` levels, `MAX_VALUES` values and `MAX_MEMBERS` keys.
 - Of equal keys the last one counts. Unknown keys are ignored. `null` means "not given".
 - No conversion: a string, a boolean or a number with a decimal point where an integer belongs is refused
   (an integer where a float belongs is fine). NaN and Infinity are refused.
@@ -23,16 +23,18 @@ from hardpoint.errors import RequestError
 MAX_DEPTH = 100
 #: Commas and brackets outside strings, which bounds how long parsing holds the interpreter.
 MAX_VALUES = 1 << 20
+#: Colons outside strings: keys cost more than values do.
+MAX_MEMBERS = 1 << 17
 #: Larger bodies are checked and parsed in a thread.
 INLINE_BYTES = 64 * 1024
 
 _BLOCK = 1 << 20
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
-_NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{},:"))
 _PATH = re.compile(r" - at `(key in )?\$\.?(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 _BYTE = re.compile(r"\(byte (\d+)\)")
-_KEY_BEFORE = re.compile(rb'"([A-Za-z0-9_.\-]{1,64})"\s*:\s*-?$')
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},:]', re.DOTALL)
 _NOT_FINITE = re.compile(rb"(NaN|nan|Infinity|inf)")
 
 T = TypeVar("T")
@@ -66,10 +68,14 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def check_structure(body: bytes) -> None:
-    """Refuse bodies nested deeper than MAX_DEPTH or holding more than MAX_VALUES values. Raises RequestError."""
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH and body.count(b",") <= MAX_VALUES:
+    """Refuse bodies nested deeper than MAX_DEPTH or holding too many values or keys. Raises RequestError."""
+    if (
+        body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+        and body.count(b",") <= MAX_VALUES
+        and body.count(b":") <= MAX_MEMBERS
+    ):
         return
-    brackets = _structure_outside_strings(body).translate(_AS_SQUARE, b",")
+    brackets = _structure_outside_strings(body).translate(_AS_SQUARE, b",:")
     # Each pass takes the innermost level away. What can still shrink after MAX_DEPTH passes was deeper.
     for _ in range(MAX_DEPTH):
         shorter = brackets.replace(b"[]", b"")
@@ -81,9 +87,9 @@ def check_structure(body: bytes) -> None:
 
 
 def _structure_outside_strings(body: bytes) -> bytes:
-    """Brackets and commas of `body` that are not inside a string."""
+    """Brackets, commas and colons of `body` that are not inside a string."""
     kept: list[bytes] = []
-    size = 0
+    size = members = 0
     in_string = False
     position = 0
     while position < len(body):
@@ -95,9 +101,12 @@ def _structure_outside_strings(body: bytes) -> bytes:
         structure = b"".join(parts[1 if in_string else 0 :: 2]).translate(None, _NOT_STRUCTURE)
         if len(parts) % 2 == 0:
             in_string = not in_string
+        members += structure.count(b":")
         size += len(structure)
-        if size > MAX_VALUES:
+        if size - members > MAX_VALUES:
             raise RequestError(f"The request body holds more than {MAX_VALUES} JSON values.")
+        if members > MAX_MEMBERS:
+            raise RequestError(f"The request body's objects hold more than {MAX_MEMBERS} keys.")
         kept.append(structure)
     return b"".join(kept)
 
@@ -121,10 +130,26 @@ def _field_error(text: str) -> RequestError:
 def _syntax_error(body: bytes, text: str) -> RequestError:
     """A message for bytes that are not JSON. NaN and Infinity get the name of their field."""
     at = _BYTE.search(text)
-    if at:
-        offset = int(at.group(1))
-        key = _KEY_BEFORE.search(body[max(0, offset - 200) : offset])
-        if key and _NOT_FINITE.match(body[offset : offset + 8].lstrip(b"-")):
-            field = key.group(1).decode()
-            return RequestError(f"Field '{field}': NaN and Infinity are not JSON numbers.", field=field)
+    offset = int(at.group(1)) if at else 0
+    not_finite = 0 < offset <= INLINE_BYTES and _NOT_FINITE.match(body[offset : offset + 8].lstrip(b"-"))
+    if not_finite and (field := _path_at(body, offset)):
+        return RequestError(f"Field '{field}': NaN and Infinity are not JSON numbers.", field=field)
     return RequestError(f"The request body is not valid JSON: {text}.")
+
+
+def _path_at(body: bytes, offset: int) -> str:
+    """The field whose value stands at `offset`: messages[0].content. Everything before must be JSON."""
+    path: list[str | int] = []
+    last = b""
+    for found in _TOKEN.finditer(body, 0, offset):
+        token = found.group()
+        if token in (b"{", b"["):
+            path.append("" if token == b"{" else 0)
+        elif token in (b"}", b"]"):
+            path.pop()
+        elif token == b":":
+            path[-1] = last[1:-1].decode("utf-8", "replace")[:64]
+        elif token == b"," and isinstance(path[-1], int):
+            path[-1] += 1
+        last = token
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -64,6 +65,7 @@ async def _prompts(service: Service, body: CompletionRequest, params: SamplingPa
     prompts: list[Prompt] = []
     allowed: list[int] = []
     for item in split_prompts(body.prompt):
+        await asyncio.sleep(0)  # many prompts, each short, must not hold others up together
         if isinstance(item, str):
             ids = await encode(
                 service.tokenizer,

@@ -8,7 +8,7 @@ from typing import Any
 
 from hardpoint.errors import PromptTooLong, RequestError
 from hardpoint.request.sampling import SamplingParams
-from hardpoint.request.validation import RequestLimits, validate, validate_prompt
+from hardpoint.request.validation import MAX_LOGIT_BIAS, RequestLimits, validate, validate_prompt
 from hardpoint.server.openai.schemas import LATER, ChatRequest, CompletionRequest, SamplingFields
 
 MAX_TEMPERATURE = 2.0
@@ -138,6 +138,10 @@ def _check_scoring(body: SamplingFields, params: SamplingParams) -> None:
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    if len(given) > MAX_LOGIT_BIAS:
+        raise RequestError(
+            f"logit_bias has {len(given)} entries, at most {MAX_LOGIT_BIAS} are allowed.", field="logit_bias"
+        )
     bias: dict[int, float] = {}
     for key, value in given.items():
         if _TOKEN_ID.fullmatch(key) is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_PROMPTS = 1024
+#: Characters of one tool call's arguments.
+MAX_ARGUMENTS = 1 << 20
 #: Longer texts are tokenized in a thread.
 _INLINE_CHARS = 4096
 #: No tokenizer makes so few tokens of a text that this many characters per token of context could fit.
@@ -57,16 +59,14 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[
         return [prompt]
     if not prompt:
         raise RequestError("prompt is an empty list.", field="prompt")
-    if all(isinstance(item, int) for item in prompt):
-        return [[item for item in prompt if isinstance(item, int)]]
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [cast(list[int], prompt)]
     if len(prompt) > MAX_PROMPTS:
         raise RequestError(f"prompt holds {len(prompt)} prompts, at most {MAX_PROMPTS} are allowed.", field="prompt")
-    prompts: list[str | list[int]] = []
-    for item in prompt:
-        if isinstance(item, int) or type(item) is not type(prompt[0]):
-            raise RequestError("prompt mixes texts and token ids; use one kind.", field="prompt")
-        prompts.append(item)
-    return prompts
+    if len(kinds) > 1:
+        raise RequestError("prompt mixes texts and token ids; use one kind.", field="prompt")
+    return cast(list[str | list[int]], prompt)
 
 
 async def render_chat(tokenizer: Tokenizer, body: ChatRequest, max_model_len: int) -> str:
@@ -80,7 +80,11 @@ async def render_chat(tokenizer: Tokenizer, body: ChatRequest, max_model_len: in
             field="messages",
             hint="Use /v1/completions, or start the server with --chat-template FILE.",
         )
-    messages = plain_messages(body.messages, keep_developer="developer" in tokenizer.chat_template)
+    if len(body.messages) > max_model_len:
+        raise PromptTooLong(
+            f"There are {len(body.messages)} messages, more than the {max_model_len} tokens of this model's context.",
+            field="messages",
+        )
     if continue_final and body.messages[-1].role != "assistant":
         raise RequestError("continue_final_message needs a last message of role assistant.", field="messages")
     size = sum(content_size(message.content) for message in body.messages)
@@ -94,6 +98,7 @@ async def render_chat(tokenizer: Tokenizer, body: ChatRequest, max_model_len: in
         options.setdefault("reasoning_effort", body.reasoning_effort)
 
     def render() -> str:
+        messages = plain_messages(body.messages, keep_developer="developer" in (tokenizer.chat_template or ""))
         try:
             return tokenizer.render_chat(
                 messages,
@@ -108,9 +113,22 @@ async def render_chat(tokenizer: Tokenizer, body: ChatRequest, max_model_len: in
         except Exception as exc:  # a template is a program of the model's maker and may raise anything
             raise RequestError(f"The chat template refused the messages: {exc}", field="messages") from exc
 
-    if size <= _INLINE_CHARS and len(messages) <= 64:
+    if size <= _INLINE_CHARS and _is_plain(body):
         return render()
     return await asyncio.to_thread(render)
+
+
+def _is_plain(body: ChatRequest) -> bool:
+    """Whether there is nothing to render but a few messages with their content."""
+    extras = body.tools or body.documents or body.chat_template_kwargs
+    return (
+        not extras
+        and len(body.messages) <= 64
+        and not any(
+            message.tool_calls or message.reasoning or message.reasoning_content or isinstance(message.content, list)
+            for message in body.messages
+        )
+    )
 
 
 def _check_template_fields(body: ChatRequest, continue_final: bool, add_generation_prompt: bool) -> None:
@@ -152,12 +170,21 @@ def plain_messages(messages: list[ChatMessage], *, keep_developer: bool) -> list
             raise RequestError(f"{where}.content is required.", field=f"{where}.content")
         if isinstance(message.content, list):
             _check_parts(message.content, f"{where}.content")
+        for index, call in enumerate(message.tool_calls or ()):
+            _check_arguments(call.function.arguments, f"{where}.tool_calls[{index}].function.arguments")
         entry = {key: value for key, value in msgspec.to_builtins(message).items() if value is not None}
         if message.role == "developer" and not keep_developer:
             entry["role"] = "system"
         entry.setdefault("content", "")
         plain.append(entry)
     return plain
+
+
+def _check_arguments(arguments: str | dict[str, Any] | None, where: str) -> None:
+    if isinstance(arguments, str) and len(arguments) > MAX_ARGUMENTS:
+        raise RequestError(
+            f"{where} has {len(arguments)} characters, at most {MAX_ARGUMENTS} are allowed.", field=where
+        )
 
 
 def _check_parts(parts: list[ContentPart], where: str) -> None:

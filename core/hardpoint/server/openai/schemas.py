@@ -192,4 +192,4 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 class AbortRequest(msgspec.Struct, kw_only=True):
     """`POST /abort_requests`: ids of requests as they were given or answered."""
 
-    request_ids: list[str]
+    request_ids: Annotated[list[str], msgspec.Meta(max_length=4096)]

@@ -61,10 +61,11 @@ async def detokenize(request: Request) -> Response:
     service.model_name(body.model)
     tokenizer = service.tokenizer
     size = max(tokenizer.vocab_size, service.client.info.vocab_size)
-    for number, token in enumerate(body.tokens):
-        if not 0 <= token < size:
-            raise RequestError(
-                f"tokens[{number}] is {token}, outside the vocabulary (0 to {size - 1}).", field=f"tokens[{number}]"
-            )
+    if body.tokens and (min(body.tokens) < 0 or max(body.tokens) >= size):
+        number = next(number for number, token in enumerate(body.tokens) if not 0 <= token < size)
+        raise RequestError(
+            f"tokens[{number}] is {body.tokens[number]}, outside the vocabulary (0 to {size - 1}).",
+            field=f"tokens[{number}]",
+        )
     text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
     return json_response(DetokenizeAnswer(prompt=text))

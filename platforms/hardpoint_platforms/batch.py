@@ -127,10 +127,17 @@ class Logprobs:
 
 @dataclass(frozen=True, eq=False)
 class SampleResult:
-    """Drawn tokens, still on the device. token_ids: int64 [R]."""
+    """Drawn tokens, still on the device.
+
+    Attributes:
+        token_ids: int64 [R].
+        logprobs: where they were asked for.
+        finite: bool [R], False where the raw logits held a NaN or an infinity; None where the kernel did not look.
+    """
 
     token_ids: torch.Tensor
     logprobs: Logprobs | None = None
+    finite: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -166,12 +166,16 @@ def stdout_to_stderr() -> Iterator[None]:
 def _announced() -> Iterator[tuple[PlatformEntry, list[str]]]:
     """Entry points and their distribution's requirements. Of two copies on sys.path the first counts."""
     seen: set[str] = set()
-    for distribution in importlib_metadata.distributions():
+    for candidate in importlib_metadata.distributions():
         try:
-            name = distribution.metadata["Name"]
+            # Most have no such line; parsing everybody's metadata takes a second.
+            if GROUP not in (candidate.read_text("entry_points.txt") or ""):
+                continue
+            name = candidate.metadata["Name"]
             if not name or canonicalize_name(name) in seen:
                 continue
             seen.add(canonicalize_name(name))
+            distribution = importlib_metadata.distribution(name)
             announced = list(distribution.entry_points.select(group=GROUP))
             version, requires = distribution.version, distribution.requires
         except Exception:

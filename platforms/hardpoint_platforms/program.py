@@ -74,6 +74,10 @@ class Program(ABC):
     def run(self, inputs: StepInputs, state: State, weights: Weights) -> tuple[StepOutputs, State]:
         """Run the step. `state` is dead afterwards; only the returned one is valid."""
 
+    def describe(self) -> str:
+        """How it runs, for people ("a tape of 243 native calls"); empty where there is nothing to say."""
+        return ""
+
 
 class ProgramBuilder(ABC):
     """Builds programs and says which buckets it wants."""

@@ -116,17 +116,23 @@ def _scheduler(config: EngineConfig, worker: Worker) -> Scheduler:
     return Scheduler(settings, pager)
 
 
+def _tuning(worker: Worker) -> list[tuple[str, str, str]]:
+    """What the device chose, and how steps run on it."""
+    rows = [(choice.name, choice.value, choice.reason) for choice in worker.device.capabilities().tuning]
+    said = worker.runner.describe()
+    return [*rows, ("steps", said, "seen while warming up")] if said else rows
+
+
 def _describe(
     selection: Selection, worker: Worker, phases: list[tuple[str, float]], defaults: dict[str, float]
 ) -> EngineInfo:
     bound: BoundModel = worker.bound
-    capabilities = worker.device.capabilities()
     providers = Counter(binding.provider for binding in bound.ops.bindings if binding.provider != "(decomposed)")
     return EngineInfo(
         device=str(worker.device.info),
         device_name=worker.device.info.name,
         device_reason=selection.reason,
-        tuning=[(choice.name, choice.value, choice.reason) for choice in capabilities.tuning],
+        tuning=_tuning(worker),
         dtype=str(bound.dtype).removeprefix("torch."),
         kv_dtype=str(worker.layout.dtype).removeprefix("torch."),
         weight_bytes=worker.weight_bytes,

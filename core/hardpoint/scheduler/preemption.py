@@ -7,6 +7,8 @@ in policy order is never a victim, so something always gets on, and every reques
 
 from __future__ import annotations
 
+import numpy as np
+
 from hardpoint.kv.pager import KVPager
 from hardpoint.request.request import Request
 from hardpoint.scheduler.policy import outranks
@@ -23,7 +25,8 @@ def victim(rows: RowTable, claimant: Request) -> Request | None:
 def displaceable(rows: RowTable, pager: KVPager, claimant: Request, pages: int) -> Request | None:
     """Who yields so that a waiting claimant of higher priority can start, or None.
 
-    pages: how many it lacks. None too if all that it outranks together hold too few: then nobody yields in vain.
+    pages: how many it lacks. None too if all that it outranks together give too few: then nobody yields in vain. Each
+    gives the pages that it alone holds, and those that `admission.fit` keeps free for it.
     """
     if not len(rows) or not outranks(claimant, rows.last()):
         return None
@@ -31,7 +34,8 @@ def displaceable(rows: RowTable, pager: KVPager, claimant: Request, pages: int) 
     for row in reversed(rows.order().tolist()):
         if not outranks(claimant, rows.at(row)):
             break
-        freed += pager.exclusive_pages(row)
+        kept = len(pager.windows) + pager.pending(np.array([row], np.int32), rows.known[[row]])
+        freed += pager.exclusive_pages(row) + kept
         if freed >= pages:
             return rows.last()
     return rows.last() if freed >= pages else None

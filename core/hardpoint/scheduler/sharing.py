@@ -48,4 +48,7 @@ class Sharing:
     def prompt_computed(self, request: Request) -> bool:
         """Whether steps submitted so far compute the whole prompt."""
         row = request.row
-        return bool(request.output) or (row >= 0 and int(self._rows.computed[row]) >= request.prompt_length)
+        if row < 0:
+            return bool(request.output)
+        # one that was preempted computes its prompt again, so output alone says nothing
+        return int(self._rows.computed[row]) >= request.prompt_length

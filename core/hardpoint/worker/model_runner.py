@@ -124,6 +124,10 @@ class ModelRunner:
                 seconds=time.perf_counter() - flight.started,
             )
 
+    def describe(self) -> str:
+        """How steps run, in the words of the device's programs."""
+        return "; ".join(dict.fromkeys(filter(None, (program.describe() for program in self._programs.values()))))
+
     def forget(self, row: int) -> None:
         """Empty a row outside any plan (after warm-up)."""
         self._table.release(row)

@@ -90,9 +90,12 @@ class SequenceTable:
             self.bias[row] = (ids, values.astype(np.float32))
         if params.min_tokens > 0:
             ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(params.eos_token_ids))
-            self.min_tokens[row] = (params.min_tokens, np.array(sorted(ends), np.int64))
-        if params.bad_words_ids:
-            self.bad_words[row] = params.bad_words_ids
+            drawable = sorted(end for end in ends if end < self.vocab_size)
+            self.min_tokens[row] = (params.min_tokens, np.array(drawable, np.int64))
+        # tokenizers may have tokens that the model has no row for: these are never drawn
+        words = tuple(word for word in params.bad_words_ids if max(word) < self.vocab_size)
+        if words:
+            self.bad_words[row] = words
         if params.allowed_token_ids is not None:
             self.allowed[row] = bitmask(params.allowed_token_ids, self.vocab_size)
 

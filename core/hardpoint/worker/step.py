@@ -15,11 +15,13 @@ def make_step(model: CausalModel, sample: Kernel) -> StepFunction:
 
     def step(inputs: StepInputs, state: State, weights: Weights) -> tuple[StepOutputs, State]:
         hidden, state = model.forward(inputs.token_ids, inputs.positions, inputs.plans, state, weights)
-        logits = model.logits(hidden[inputs.logits_index], weights)
-        # One maximum per row is enough: a NaN wins every maximum, and raw logits have no minus infinities.
-        finite = torch.isfinite(logits.amax(-1))
+        logits = model.logits(hidden.index_select(0, inputs.logits_index), weights)
         draw = sample(logits, inputs.sampling)
-        kept = None if inputs.hidden_index is None else hidden[inputs.hidden_index]
+        finite = draw.finite
+        if finite is None:
+            # One maximum per row is enough: a NaN wins every maximum, and raw logits have no minus infinities.
+            finite = torch.isfinite(logits.amax(-1))
+        kept = None if inputs.hidden_index is None else hidden.index_select(0, inputs.hidden_index)
         return StepOutputs(draw, finite, kept), state
 
     return step

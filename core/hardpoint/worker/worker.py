@@ -12,7 +12,7 @@ import torch
 from hardpoint.config.engine import EngineConfig
 from hardpoint.errors import ConfigError
 from hardpoint.kv.sizing import PagePlan, plan_pages
-from hardpoint.models.base import CausalModel, ParameterBook, weight_bytes
+from hardpoint.models.base import CausalModel, ParameterBook
 from hardpoint.models.registry import build_model
 from hardpoint.request.sampling import SamplingParams
 from hardpoint.scheduler.plan import NewSequence, StepPlan
@@ -90,7 +90,7 @@ class Worker:
         self.phases.append(("load weights", time.perf_counter() - started))
 
         started = time.perf_counter()
-        self.weight_bytes = weight_bytes(weights)
+        self.weight_bytes = bound.book.weight_bytes(weights)
         self.layout = _cache_layout(config, bound, device)
         self.pages = _plan_pages(config, bound, device, self.layout)
         self.max_batch_tokens = _batch_tokens(config, device, bound.max_model_len)
@@ -148,13 +148,20 @@ def _cache_layout(config: EngineConfig, bound: BoundModel, device: Device) -> Ca
         offered = ", ".join(str(size) for size in capabilities.page_tokens)
         raise ConfigError(f"--page-tokens {page_tokens}: {device.info} reads pages of {offered} tokens")
     if config.cache.kv_dtype == "auto":
-        dtype = bound.dtype if bound.dtype in capabilities.kv_dtypes else capabilities.kv_dtypes[0]
+        dtype = _auto_kv_dtype(bound.dtype, capabilities.kv_dtypes)
     else:
         dtype = named_dtype(config.cache.kv_dtype, "--kv-dtype")
         if dtype not in capabilities.kv_dtypes:
             names = ", ".join(str(offered).removeprefix("torch.") for offered in capabilities.kv_dtypes)
             raise ConfigError(f"--kv-dtype {config.cache.kv_dtype}: {device.info} caches in {names}")
     return CacheLayout(bound.model.cache_groups, bound.model.pool, page_tokens, dtype)
+
+
+def _auto_kv_dtype(compute: torch.dtype, offered: tuple[torch.dtype, ...]) -> torch.dtype:
+    """The device's first choice, but nothing wider than the model computes in."""
+    if offered[0].itemsize > compute.itemsize and compute in offered:
+        return compute
+    return offered[0]
 
 
 def _plan_pages(config: EngineConfig, bound: BoundModel, device: Device, layout: CacheLayout) -> PagePlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,19 @@ class OpProvider(ABC):
             packed.append(weight.dequantize(dtype) if isinstance(weight, QuantTensor) else weight.to(dtype))
         return tuple(packed)
 
+    def packed_bytes(self, packed: Packed) -> Mapping[Hashable, int]:
+        """Bytes that packed weights hold, by what tells their memory apart: what several ops share counts once.
+
+        The default counts the tensors; override it where a tensor stands for memory of the plugin's own.
+        """
+        return {_memory(tensor): tensor.numel() * tensor.element_size() for tensor in packed}
+
     def planner(self) -> AttentionPlanner | None:
         """For attention providers: the planner of its kernels, one object for all of them."""
         return None
+
+
+def _memory(tensor: torch.Tensor) -> tuple[bool, int]:
+    """A device's opaque layout has no address to show."""
+    strided = tensor.layout is torch.strided
+    return strided, tensor.data_ptr() if strided else id(tensor)

@@ -34,8 +34,7 @@ def _location(package: str) -> Path | None:
     from importlib.util import find_spec
 
     spec = find_spec(package)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return Path(places[0]).resolve() if places else None
+    return Path(spec.origin).resolve().parent if spec is not None and spec.origin else None
 
 
 @pytest.fixture(scope="session")

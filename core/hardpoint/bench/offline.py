@@ -62,7 +62,7 @@ class Latency:
 
 def fixed_length(tokens: int) -> SamplingParams:
     """Greedy, of exactly so many tokens."""
-    return SamplingParams(temperature=0.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True, detokenize=False)
+    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
 
 
 def as_inputs(prompts: Sequence[Prompt]) -> list[Any]:

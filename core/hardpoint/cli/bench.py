@@ -225,7 +225,7 @@ def _declare_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, metavar="MODEL", help="(default: %(default)s)")
     parser.add_argument("--concurrency", type=at_least(1), nargs="+", default=[1, 16], metavar="N", help="(1 16)")
     _count(parser, "--rounds", 3, "interleaved rounds")
-    _prompt_arguments(parser, input_len=128, output_len=32)
+    _prompt_arguments(parser, input_len=128, output_len=64)
     add_sections(parser, ENGINE_SECTIONS)
 
 
@@ -234,9 +234,9 @@ def _compare(args: argparse.Namespace) -> int:
 
     from hardpoint.bench.transformers_peer import TransformersPeer, compare
 
-    threads = torch.get_num_threads()
     peer = TransformersPeer(engine_config(args, args.model).model)
     llm = offline_engine(args)
+    threads = torch.get_num_threads()  # as the device has chosen
     batches = fresh_batches(args)
     results = compare(
         llm,

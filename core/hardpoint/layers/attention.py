@@ -25,10 +25,9 @@ class Attention:
 
     __slots__ = (
         "_attend",
+        "_counts",
         "_head_dim",
-        "_heads",
         "_k_norm",
-        "_kv_heads",
         "_out",
         "_plan",
         "_q_norm",
@@ -49,7 +48,7 @@ class Attention:
         place: tuple[int, int],
     ) -> None:
         """`place` is the layer's cache group and its place among the pool layers."""
-        self._heads, self._kv_heads, self._head_dim = spec.heads, spec.kv_heads, spec.head_dim
+        self._counts, self._head_dim = (spec.heads, spec.kv_heads, spec.kv_heads), spec.head_dim
         self._width = spec.heads * spec.head_dim
         self._qkv = _qkv(build, path, hidden, spec, names)
         self._q_norm = self._k_norm = None
@@ -78,10 +77,7 @@ class Attention:
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, plans: tuple[Any, ...], state: State, weights: Weights
     ) -> tuple[torch.Tensor, State]:
-        q, k, v = self._qkv.split(x, weights)
-        q = q.view(-1, self._heads, self._head_dim)
-        k = k.view(-1, self._kv_heads, self._head_dim)
-        v = v.view(-1, self._kv_heads, self._head_dim)
+        q, k, v = self._qkv.heads(x, weights, self._counts, self._head_dim)
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(q, weights), self._k_norm(k, weights)
         if self._rope is not None:

@@ -98,6 +98,18 @@ class Projections:
             return parts
         return [part for linear, sizes in self._linears for part in linear(x, weights).split(sizes, -1)]
 
+    def heads(self, x: torch.Tensor, weights: Weights, counts: Sequence[int], width: int) -> Sequence[torch.Tensor]:
+        """x [T, in] -> one [T, count, width] per output, where the outputs are heads of `width`.
+
+        Those of one fused projection are views that lie side by side.
+        """
+        if self._one is not None:
+            whole: Sequence[torch.Tensor] = (
+                self._one(x, weights).view(x.shape[0], -1, width).split_with_sizes(list(counts), 1)
+            )
+            return whole
+        return [part.reshape(-1, count, width) for part, count in zip(self.split(x, weights), counts, strict=True)]
+
     def joined(self, x: torch.Tensor, weights: Weights) -> torch.Tensor:
         """x [T, in] -> [T, sum of sizes]."""
         if self._one is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,9 @@ from hardpoint_platforms.ops.contract import Packed, Weight
 from hardpoint_platforms.program import Weights
 from hardpoint_platforms.quant import QuantTensor
 from hardpoint_platforms.state_cache import CacheGroup, LayerCache, State
+
+#: Elements from which a weight is converted on all threads.
+_LARGE = 1 << 25
 
 
 class CausalModel(ABC):
@@ -53,6 +58,11 @@ class _LoadTask:
     slot: int
     bound: BoundOp
     parts: Mapping[str, Callable[[], Weight]]
+
+    @property
+    def elements(self) -> int:
+        """Numbers in its largest weight."""
+        return max(math.prod(spec.shape) for spec in self.bound.instance.weights.values())
 
 
 class ParameterBook:
@@ -100,11 +110,19 @@ class ParameterBook:
             return weight
 
         for task in self._tasks:
-            weights = {name: fetch(load) for name, load in task.parts.items()}
-            packed.append(task.bound.provider.pack(task.bound.instance, weights))
+            with _host_threads(task.elements):
+                weights = {name: fetch(load) for name, load in task.parts.items()}
+                packed.append(task.bound.provider.pack(task.bound.instance, weights))
             if progress is not None:
                 progress((task.slot + 1) / len(self._tasks))
         return tuple(packed)
+
+    def weight_bytes(self, weights: Weights) -> int:
+        """Bytes of what `load` returned; memory in several slots counts once."""
+        seen: dict[Hashable, int] = {}
+        for task, packed in zip(self._tasks, weights, strict=True):
+            seen.update(task.bound.provider.packed_bytes(packed))
+        return sum(seen.values())
 
 
 @dataclass(frozen=True)
@@ -119,6 +137,18 @@ class _SharedQuant(QuantTensor):
         return self.plain[dtype]
 
 
+@contextmanager
+def _host_threads(elements: int) -> Iterator[None]:
+    """One thread for small weights: on a busy host, waking the others takes longer than the short passes."""
+    before = torch.get_num_threads()
+    if elements < _LARGE:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 _QUANT_PARTS = ("values", "scales", "offsets", "super_scales", "super_offsets", "codebook")
 
 
@@ -128,9 +158,3 @@ def _to_device(device: Device, weight: Weight, shared: bool) -> Weight:
     parts: dict[str, Any] = {name: getattr(weight, name) for name in _QUANT_PARTS}
     moved: dict[str, Any] = {n: None if part is None else device.to_device(part) for n, part in parts.items()}
     return (_SharedQuant if shared else QuantTensor)(scheme=weight.scheme, shape=weight.shape, **moved)
-
-
-def weight_bytes(weights: Weights) -> int:
-    """Bytes of all packed weights; a tensor in several slots counts once."""
-    seen = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for slot in weights for tensor in slot}
-    return sum(seen.values())

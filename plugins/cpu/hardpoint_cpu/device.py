@@ -13,6 +13,8 @@ from hardpoint_platforms.capabilities import Capabilities
 from hardpoint_platforms.device import Device, DeviceInfo, MemoryInfo
 from hardpoint_platforms.ops.provider import OpProvider
 
+_KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 class CpuDevice(Device):
     """One device for the whole host, whatever its number of sockets."""
@@ -21,11 +23,12 @@ class CpuDevice(Device):
 
     def __init__(self, info: DeviceInfo, tuning: Tuning, verified: bool) -> None:
         self._info = info
+        self._blocked = tuning.blocked
         self._capabilities = Capabilities(
             compute_dtypes=tuning.compute_dtypes,
             # Products are at full speed from about a hundred rows; more would only hold up the running streams.
             step_tokens=256,
-            kv_dtypes=_first(tuning.compute_dtypes[0], (torch.float32, torch.bfloat16, torch.float16)),
+            kv_dtypes=_first(tuning.compute_dtypes[0], _KV_DTYPES),
             page_tokens=(16, 32, 64, 128, 8),
             unified_memory=True,
             tuning=tuning.choices,
@@ -46,7 +49,7 @@ class CpuDevice(Device):
         """Host kernels have finished when they return."""
 
     def providers(self) -> Sequence[OpProvider]:
-        return cpu_providers()
+        return cpu_providers(self._blocked)
 
 
 def _first(best: torch.dtype, others: tuple[torch.dtype, ...]) -> tuple[torch.dtype, ...]:

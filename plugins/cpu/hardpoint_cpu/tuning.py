@@ -1,6 +1,6 @@
 """Choices made for this machine when the device is opened: threads, NUMA, compute dtype.
 
-Threads and nodes follow from what the process may use; the dtype is measured, in at most 150 ms altogether.
+Threads and nodes follow from what the process may use. The dtype is measured where bf16 could win, in at most 150 ms.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hardpoint_cpu.machine import Machine, physical_cores
+from hardpoint_cpu.ops.blocked import has_blocks
 from hardpoint_platforms.capabilities import TuningChoice
 from hardpoint_platforms.errors import DeviceUnavailable
 
@@ -23,6 +24,7 @@ _GEMV = (1, 2048, 1024)  # one row through weights that do not stay in the first
 _HALF_UNITS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 #: bf16 goes first only if it wins clearly, so that a busy moment does not decide what a model answers.
 _CLEAR_GAIN = 1.3
+_THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Tuning:
 
     threads: int
     compute_dtypes: tuple[torch.dtype, ...]
+    blocked: bool
     choices: tuple[TuningChoice, ...]
 
 
@@ -43,7 +46,8 @@ def tune(machine: Machine, options: Mapping[str, Any]) -> Tuning:
     threads, thread_choice = _choose_threads(machine, cpus, options.get("threads"))
     torch.set_num_threads(threads)
     dtypes, dtype_choice = _choose_dtype(machine, options.get("dtype"))
-    return Tuning(threads, dtypes, (thread_choice, numa, dtype_choice))
+    blocked, layout_choice = _choose_layout(dtypes, options.get("layout"))
+    return Tuning(threads, dtypes, blocked, (thread_choice, numa, dtype_choice, layout_choice))
 
 
 def _choose_numa(machine: Machine, node: int | None) -> tuple[frozenset[int], TuningChoice]:
@@ -72,6 +76,9 @@ def _choose_threads(machine: Machine, cpus: frozenset[int], asked: int | None) -
     facts = f"{cores} physical cores among {len(cpus)} allowed processors"
     if asked is not None:
         return asked, TuningChoice("threads", str(asked), f"asked for; {facts}")
+    named = os.environ.get(_THREADS_VARIABLE, "")
+    if named.isdigit() and int(named) > 0:
+        return int(named), TuningChoice("threads", named, f"{_THREADS_VARIABLE}; {facts}")
     threads = cores
     if machine.quota is not None:
         # More threads than granted time would be stopped together, in the middle of a kernel.
@@ -83,18 +90,31 @@ def _choose_threads(machine: Machine, cpus: frozenset[int], asked: int | None) -
 def _choose_dtype(machine: Machine, asked: str | None) -> tuple[tuple[torch.dtype, ...], TuningChoice]:
     if asked is not None:
         return (getattr(torch, asked),), TuningChoice("compute dtype", asked, "asked for")
+    if not machine.flags & _HALF_UNITS:
+        return (torch.float32,), TuningChoice("compute dtype", "float32", "no bf16 instructions")
     start = time.perf_counter()
     gemm, half_gemm, gemv, half_gemv = _measure()
     spent = (time.perf_counter() - start) * 1e3
     units = sorted(machine.flags & _HALF_UNITS)
     told = (
         f"GEMM fp32 {gemm:.0f}, bf16 {half_gemm:.0f} GFLOP/s; GEMV fp32 {gemv:.0f}, bf16 {half_gemv:.0f} GFLOP/s "
-        f"(measured, {spent:.0f} ms); bf16 instructions: {', '.join(units) or 'none'}"
+        f"(measured, {spent:.0f} ms); bf16 instructions: {', '.join(units)}"
     )
     gain = ((half_gemm / gemm) * (half_gemv / gemv)) ** 0.5
-    if units and half_gemm >= gemm and gain >= _CLEAR_GAIN:
+    if half_gemm >= gemm and gain >= _CLEAR_GAIN:
         return (torch.bfloat16, torch.float32), TuningChoice("compute dtype", "bfloat16", told)
     return (torch.float32,), TuningChoice("compute dtype", "float32", told)
+
+
+def _choose_layout(dtypes: tuple[torch.dtype, ...], asked: str | None) -> tuple[bool, TuningChoice]:
+    """Not measured: a busy moment must not decide how weights lie, and a row's result with it."""
+    if dtypes[0] is not torch.float32:
+        return False, TuningChoice("weight layout", "plain", "blocks are for float32")
+    if not has_blocks():
+        return False, TuningChoice("weight layout", "plain", "this build of torch has no blocked products")
+    if asked is not None:
+        return asked == "blocked", TuningChoice("weight layout", asked, "asked for")
+    return True, TuningChoice("weight layout", "blocked", "faster for few rows, and a row's result is its own")
 
 
 def _measure() -> list[float]:

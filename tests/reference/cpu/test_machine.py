@@ -100,12 +100,32 @@ def test_the_cgroups_above_are_looked_at(monkeypatch) -> None:
 )
 def test_threads_follow_cores_and_quota(monkeypatch, quota, asked, threads) -> None:
     monkeypatch.setattr(tuning, "physical_cores", lambda cpus: len(cpus) // 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     found = tuning.tune(Machine("x", BIG.cpus, 8, quota, BIG.nodes, BIG.flags), {"threads": asked, "dtype": "float32"})
     assert found.threads == torch.get_num_threads() == threads
 
 
+@pytest.mark.parametrize(("named", "asked", "threads"), [("3", None, 3), ("3", 2, 2), ("0", None, 8), ("2,1", None, 8)])
+def test_threads_follow_the_usual_variable(monkeypatch, named, asked, threads) -> None:
+    monkeypatch.setattr(tuning, "physical_cores", lambda cpus: len(cpus) // 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", named)
+    assert tuning.tune(BIG, {"threads": asked, "dtype": "float32"}).threads == threads
+
+
+def test_weights_lie_in_blocks_where_that_is_possible(monkeypatch) -> None:
+    plain = {"threads": 1, "dtype": "float32"}
+    assert tuning.tune(BIG, plain).blocked
+    assert not tuning.tune(BIG, {**plain, "layout": "plain"}).blocked
+    assert not tuning.tune(BIG, {**plain, "dtype": "bfloat16"}).blocked
+    monkeypatch.setattr(tuning, "has_blocks", lambda: False)
+    found = tuning.tune(BIG, {**plain, "layout": "blocked"})
+    assert not found.blocked
+    assert "no blocked products" in found.choices[-1].reason
+
+
 def test_a_node_keeps_every_thread_there(monkeypatch) -> None:
     pinned = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(tuning, "physical_cores", lambda cpus: len(cpus) // 2)
     monkeypatch.setattr(os, "sched_setaffinity", lambda task, cpus: pinned.append(cpus))
     found = tuning.tune(BIG, {"numa": 1, "dtype": "float32"})

@@ -24,7 +24,7 @@ def test_the_built_in_platforms_compute() -> None:
     assert (device.device, device.status) == ("cpu:0", PASS)
     assert "through 'cpu linear'" in device.computed
     assert 0 < device.memory_free <= device.memory_total
-    assert [name for name, _, _ in device.tuning] == ["threads", "NUMA", "compute dtype"]
+    assert {"threads", "NUMA"} <= {name for name, _, _ in device.tuning}
     assert "through 'reference'" in row("reference").devices[0].computed
 
 

@@ -1,8 +1,8 @@
 """Matrix products and look-ups on torch's kernels: linear, logits, embedding.
 
 Quantized weights are dequantized at load, in the activations' dtype: torch's own quantized products round the
-activations to bf16, and are no faster than fp32 ones without bf16 units. Embedding rows stay quantized and are
-dequantized as they are looked up.
+activations to bf16, and are no faster than fp32 ones without bf16 units. fp32 weights are laid out in blocks where the
+device found that to pay (`blocked.py`). Embedding rows stay quantized and are dequantized as they are looked up.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from collections.abc import Mapping
 import torch
 from torch.nn.functional import embedding, linear
 
+from hardpoint_cpu.ops.blocked import blocked_product, to_blocks
 from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed, Weight
 from hardpoint_platforms.ops.provider import OpProvider, Support
 from hardpoint_platforms.quant import QuantScheme, QuantTensor
 from hardpoint_platforms.versioning import Version
 
 
-def _dequantized(instance: OpInstance, plain: str) -> Support:
+def _dequantized(instance: OpInstance, kernel: str) -> Support:
     schemes = sorted({spec.scheme.name for spec in instance.weights.values() if spec.scheme is not None})
     if not schemes:
-        return Support(True, plain)
-    return Support(True, f"{', '.join(schemes)} dequantized at load to {str(instance.dtype).removeprefix('torch.')}")
+        return Support(True, kernel)
+    dtype = str(instance.dtype).removeprefix("torch.")
+    return Support(True, f"{kernel}; {', '.join(schemes)} dequantized at load to {dtype}")
 
 
 class CpuLinear(OpProvider):
@@ -32,36 +34,52 @@ class CpuLinear(OpProvider):
     op = "linear"
     version = Version(1, 0)
 
+    def __init__(self, blocked: bool = False) -> None:
+        """`blocked`: lay fp32 weights out in blocks."""
+        self._blocked = blocked
+
     def supports(self, instance: OpInstance) -> Support:
-        return _dequantized(instance, "torch linear")
+        return _dequantized(instance, "blocked linear" if self._lays_out(instance) else "torch linear")
 
     def build(self, instance: OpInstance) -> Kernel:
+        if self._lays_out(instance):
+            product = blocked_product()
+            if "bias" in instance.weights:
+                return lambda x, w: product(x, w[0], w[1])
+            return lambda x, w: product(x, w[0], None)
         if "bias" in instance.weights:
             return lambda x, w: linear(x, w[0], w[1])
         return lambda x, w: linear(x, w[0])
 
+    def pack(self, instance: OpInstance, weights: Mapping[str, Weight]) -> Packed:
+        packed = super().pack(instance, weights)
+        return (to_blocks(packed[0]), *packed[1:]) if self._lays_out(instance) else packed
 
-class CpuLogits(OpProvider):
+    def _lays_out(self, instance: OpInstance) -> bool:
+        return self._blocked and instance.dtype is torch.float32
+
+
+class CpuLogits(CpuLinear):
     """The output projection, in fp32 from there on."""
 
     name = "cpu logits"
     op = "logits"
-    version = Version(1, 0)
-
-    def supports(self, instance: OpInstance) -> Support:
-        return _dequantized(instance, "torch linear")
 
     def build(self, instance: OpInstance) -> Kernel:
+        project = super().build(instance)
         scale, softcap = instance.attrs["scale"], instance.attrs["softcap"]
-        biased = "bias" in instance.weights
 
         def kernel(hidden: torch.Tensor, w: Packed) -> torch.Tensor:
-            logits = linear(hidden, w[0], w[1] if biased else None).float()
+            logits: torch.Tensor = project(hidden, w).float()
             if scale != 1.0:
                 logits = logits * scale
             return softcap * torch.tanh(logits / softcap) if softcap else logits
 
         return kernel
+
+    def _lays_out(self, instance: OpInstance) -> bool:
+        # A plain weight may be the embedding's as well: blocks would be a second copy of the largest one.
+        return super()._lays_out(instance) and instance.weights["weight"].scheme is not None
 
 
 class CpuEmbedding(OpProvider):

@@ -59,32 +59,32 @@ class CpuAddNorm(CpuNorm):
 
 
 class CpuRope(OpProvider):
-    """Rotary embedding as one complex product over the heads of q and k together."""
+    """Rotary embedding over the heads of q and k together; cos and sin are looked up once per step."""
 
     name = "cpu rope"
     op = "rope"
     version = Version(1, 0)
 
     def supports(self, instance: OpInstance) -> Support:
-        return Support(True, "complex product")
+        return Support(True, "q and k in one; cos and sin looked up once per step")
 
     def build(self, instance: OpInstance) -> Kernel:
         size: int = instance.attrs["rotary_dim"]
         tail: bool = instance.attrs["tail"]
-        turn = _turn_interleaved if instance.attrs["interleaved"] else _turn_halves
+        turn = _TurnPairs() if instance.attrs["interleaved"] else _TurnHalves()
 
         def kernel(
             q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, w: Packed
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            cos, sin = w[0].index_select(0, positions).chunk(2, -1)
-            factors = torch.complex(cos, sin).unsqueeze(1)
-            both = torch.cat((q, k), 1)
+            both = _side_by_side(q, k)
             width, dtype = both.shape[-1], both.dtype
-            start = width - size if tail else 0
-            turned = turn(both[..., start : start + size].float(), factors).to(dtype)
-            if size != width:
+            if size == width:
+                turned = turn(both.float(), positions, w[0]).to(dtype)
+            else:
+                start = width - size if tail else 0
+                turned = turn(both[..., start : start + size].float(), positions, w[0]).to(dtype)
                 turned = torch.cat((both[..., :start], turned, both[..., start + size :]), -1)
-            return turned[:, : q.shape[1]], turned[:, q.shape[1] :]
+            return turned.split_with_sizes((q.shape[1], k.shape[1]), 1)  # type: ignore[return-value]
 
         return kernel
 
@@ -131,29 +131,71 @@ def _normalizer(instance: OpInstance) -> Callable[[torch.Tensor, Packed], torch.
     spec = instance.weights.get("weight")
     # A weight of its own per head [h, d] is applied after the norm.
     fused = spec is not None and len(spec.shape) == 1
+    floor = torch.tensor(eps, dtype=torch.float32)
 
     def normalize(x: torch.Tensor, w: Packed) -> torch.Tensor:
         y = x.float() if wide else x
-        shape = y.shape[-1:]
         if kind == "ln":
-            y = F.layer_norm(y, shape, w[0] if fused else None, w[1] if fused and len(w) > 1 else None, eps)
+            y = F.layer_norm(y, y.shape[-1:], w[0] if fused else None, w[1] if fused and len(w) > 1 else None, eps)
+            if fused:
+                return y.to(x.dtype) if wide else y
         else:
-            y = F.rms_norm(y, shape, w[0] if fused else None, eps)
-            if fused and len(w) > 1:
-                y = y + w[1]
-        if w and not fused:
-            y = y * w[0] if len(w) == 1 else y * w[0] + w[1]
-        return y.to(x.dtype)
+            # Fewer passes than torch's rms_norm makes on the host.
+            length = torch.linalg.vector_norm(y, 2, -1, True)
+            y = y * torch.addcmul(floor, length, length, value=1 / y.shape[-1]).rsqrt_()
+        if w:
+            y.mul_(w[0])
+            if len(w) > 1:
+                y.add_(w[1])
+        return y.to(x.dtype) if wide else y
 
     return normalize
 
 
-def _turn_interleaved(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * factors).flatten(-2)
+class _TurnHalves:
+    """Pairs (i, i + half) of x [T, heads, size] turned by the step's angles.
+
+    Every layer of a step passes the same positions tensor, which nobody changes in place: cos and sin are kept with it.
+    """
+
+    def __init__(self) -> None:
+        self._of: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+
+    def __call__(self, x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        if self._of[0] is not positions or self._of[1] is not table:
+            cos, self._sin = table.index_select(0, positions).unsqueeze(1).chunk(2, -1)
+            self._cos = torch.cat((cos, cos), -1)
+            self._of = positions, table
+        low, high = x.chunk(2, -1)
+        turned = x * self._cos
+        new_low, new_high = turned.chunk(2, -1)
+        new_low.addcmul_(high, self._sin, value=-1)
+        new_high.addcmul_(low, self._sin)
+        return turned
 
 
-def _turn_halves(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    low, high = x.chunk(2, -1)
-    turned = torch.complex(low, high) * factors
-    return torch.cat((turned.real, turned.imag), -1)
+class _TurnPairs:
+    """Pairs (2 i, 2 i + 1) likewise, as one complex product."""
+
+    def __init__(self) -> None:
+        self._of: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+
+    def __call__(self, x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        if self._of[0] is not positions or self._of[1] is not table:
+            cos, sin = table.index_select(0, positions).chunk(2, -1)
+            self._factors = torch.complex(cos, sin).unsqueeze(1)
+            self._of = positions, table
+        return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * self._factors).flatten(-2)
+
+
+def _side_by_side(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """[T, heads of q and k, width]; without a copy where they are neighbours in one projection's output."""
+    tokens, heads, width = q.shape
+    neighbours = (
+        q.stride() == k.stride()
+        and k.storage_offset() == q.storage_offset() + heads * q.stride(1)
+        and q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
+    )
+    if neighbours:
+        return q.as_strided((tokens, heads + k.shape[1], width), q.stride())
+    return torch.cat((q, k), 1)

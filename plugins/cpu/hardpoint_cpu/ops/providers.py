@@ -8,12 +8,12 @@ from hardpoint_cpu.ops.pointwise import CpuActivation, CpuAddNorm, CpuGatedActiv
 from hardpoint_platforms.ops.provider import OpProvider
 
 
-def cpu_providers() -> tuple[OpProvider, ...]:
-    """A fresh set: each op table gets an attention planner of its own."""
+def cpu_providers(blocked: bool = False) -> tuple[OpProvider, ...]:
+    """A fresh set: each op table gets an attention planner of its own. `blocked`: lay fp32 weights out in blocks."""
     return (
         CpuAttention(),
-        CpuLinear(),
-        CpuLogits(),
+        CpuLinear(blocked),
+        CpuLogits(blocked),
         CpuEmbedding(),
         CpuNorm(),
         CpuAddNorm(),

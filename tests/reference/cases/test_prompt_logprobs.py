@@ -82,7 +82,7 @@ def test_preempted_in_the_middle_of_the_prompt(
     overlap: bool, device: str, tiny: Any, start: Any, prompt_of: Any, check: Any
 ) -> None:
     ids, scored = prompt_of(LENGTH), set()
-    for steps in range(1, 10):
+    for steps in range(1, 9):
         driver: Driver = start(tiny, device=device, overlap=overlap, budget=16, pages=8, policy="priority")
         (answer,) = driver.submit(ids, _params(), priority=5, name="scored")
         for _ in range(steps):

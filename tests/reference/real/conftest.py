@@ -22,7 +22,6 @@ from hardpoint.request.output import RequestOutput
 TIE = 1e-4
 #: Log-probabilities sum the error of a whole forward pass.
 CLOSE = 5e-4
-OPTIONS = {"reference": {}, "cpu": {"kernels": "torch"}}
 
 
 class Oracle:
@@ -61,7 +60,7 @@ def open_llm() -> Callable[..., LLM]:
         return LLM.from_config(
             EngineConfig(
                 ModelConfig(str(path), max_model_len=512, **model),
-                DeviceConfig(device, OPTIONS[device]),
+                DeviceConfig(device),
                 CacheConfig(num_kv_pages=256),
                 SchedulerConfig(max_batch_tokens=max_batch_tokens, max_num_seqs=8),
             )

@@ -225,7 +225,7 @@ def _declare_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, metavar="MODEL", help="(default: %(default)s)")
     parser.add_argument("--concurrency", type=at_least(1), nargs="+", default=[1, 16], metavar="N", help="(1 16)")
     _count(parser, "--rounds", 3, "interleaved rounds")
-    _prompt_arguments(parser, input_len=128, output_len=64)
+    _prompt_arguments(parser, input_len=32, output_len=96)
     add_sections(parser, ENGINE_SECTIONS)
 
 

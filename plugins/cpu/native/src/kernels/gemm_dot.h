@@ -1,0 +1,258 @@
+// The integer dot product of a slice (16 rows x 4 columns of codes) with 4 activations, in each variant's instructions.
+//
+//   Slice    64 codes of a panel: byte row * 4 + column
+//   Signed   a slice made ready to be multiplied as signed numbers
+//   Quad     4 activations, for every row
+//   Small    sums of a block for unsigned codes below 16: |sum| <= 32 * 15 * 127
+//   Wide     sums of a block for signed codes
+//
+// All sums are exact, so that how they are grouped changes nothing.
+#pragma once
+
+#include "../simd.h"
+#include "../weight.h"
+
+// GCC moves all products ahead of the sums and then spills; naming each sum as changed keeps them in order.
+#if defined(__x86_64__)
+#define HP_KEEP(v) asm("" : "+x"(v))
+#endif
+
+HP_BEGIN
+
+constexpr int kVectors = kRows / W;  // float vectors that hold a number of each row
+// How far the loops over slices and columns are unrolled: fully where their sums live in registers.
+#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+constexpr int kUnroll = 8;
+#else
+constexpr int kUnroll = 1;
+#endif
+
+#if defined(__AVX512F__)
+
+constexpr int kTile = 8;  // columns of activations that one pass over a panel serves
+struct Slice { __m512i v; };
+struct Signed { __m512i size; __m512i v; __mmask64 negative; };
+struct Quad { __m512i v; };
+struct Small { __m512i v; };
+struct Wide { __m512i v; };
+
+static inline Slice load_slice(const uint8_t *p) { return {_mm512_loadu_si512(p)}; }
+static inline Slice low_nibbles(Slice s) { return {_mm512_and_si512(s.v, _mm512_set1_epi8(15))}; }
+static inline Slice high_nibbles(Slice s) { return {_mm512_and_si512(_mm512_srli_epi16(s.v, 4), _mm512_set1_epi8(15))}; }
+static inline Slice look_up(Slice s, const int8_t *table) {
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), s.v)};
+}
+// nibbles | two bits of `high` from bit 2 * at, less 32
+static inline Slice join6(Slice nibbles, Slice high, int at) {
+  const __m512i moved = at == 0   ? _mm512_slli_epi16(high.v, 4)
+                        : at == 1 ? _mm512_slli_epi16(high.v, 2)
+                        : at == 2 ? high.v
+                                  : _mm512_srli_epi16(high.v, 2);
+  const __m512i code = _mm512_or_si512(nibbles.v, _mm512_and_si512(moved, _mm512_set1_epi8(0x30)));
+  return {_mm512_sub_epi8(code, _mm512_set1_epi8(32))};
+}
+static inline void store_slice(uint8_t *p, Slice s) { _mm512_storeu_si512(p, s.v); }
+static inline Signed as_signed(Slice s) { return {_mm512_abs_epi8(s.v), s.v, _mm512_movepi8_mask(s.v)}; }
+static inline Quad load_quad(const int8_t *x) {
+  int32_t four;
+  std::memcpy(&four, x, 4);
+  return {_mm512_set1_epi32(four)};
+}
+static inline void clear(Small &a) { a.v = _mm512_setzero_si512(); }
+static inline void clear(Wide &a) { a.v = _mm512_setzero_si512(); }
+static inline __m512i signed_quad(Signed s, Quad x) {
+  return _mm512_mask_sub_epi8(x.v, s.negative, _mm512_setzero_si512(), x.v);
+}
+#if defined(__AVX512VNNI__)
+static inline void add(Small &a, Slice s, Quad x) { a.v = _mm512_dpbusd_epi32(a.v, s.v, x.v); }
+static inline void add(Wide &a, Signed s, Quad x) { a.v = _mm512_dpbusd_epi32(a.v, s.size, signed_quad(s, x)); }
+static inline void widen(Small a, vf *out) { out[0] = (vf)_mm512_cvtepi32_ps(a.v); }
+#else
+static inline void add(Small &a, Slice s, Quad x) {
+  a.v = _mm512_add_epi16(a.v, _mm512_maddubs_epi16(s.v, x.v));
+  HP_KEEP(a.v);
+}
+static inline void add(Wide &a, Signed s, Quad x) {
+  const __m512i pairs = _mm512_maddubs_epi16(s.size, signed_quad(s, x));
+  a.v = _mm512_add_epi32(a.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  HP_KEEP(a.v);
+}
+static inline void widen(Small a, vf *out) {
+  out[0] = (vf)_mm512_cvtepi32_ps(_mm512_madd_epi16(a.v, _mm512_set1_epi16(1)));
+}
+#endif
+static inline void widen(Wide a, vf *out) { out[0] = (vf)_mm512_cvtepi32_ps(a.v); }
+
+#elif defined(__AVX2__)
+
+constexpr int kTile = 4;
+struct Slice { __m256i v[2]; };
+struct Signed { __m256i size[2], v[2]; };
+struct Quad { __m256i v; };
+struct Small { __m256i v[2]; };  // 16-bit sums, two per row: 8 slices reach 8 * 2 * 15 * 127 = 30480
+struct Wide { __m256i v[2]; };   // 32-bit sums
+
+static inline Slice load_slice(const uint8_t *p) {
+  return {{_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 32))}};
+}
+static inline __m256i nibble_mask() { return _mm256_set1_epi8(15); }
+static inline Slice low_nibbles(Slice s) {
+  return {{_mm256_and_si256(s.v[0], nibble_mask()), _mm256_and_si256(s.v[1], nibble_mask())}};
+}
+static inline Slice high_nibbles(Slice s) {
+  return {{_mm256_and_si256(_mm256_srli_epi16(s.v[0], 4), nibble_mask()),
+           _mm256_and_si256(_mm256_srli_epi16(s.v[1], 4), nibble_mask())}};
+}
+static inline Slice look_up(Slice s, const int8_t *table) {
+  const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+  return {{_mm256_shuffle_epi8(t, s.v[0]), _mm256_shuffle_epi8(t, s.v[1])}};
+}
+static inline __m256i join6_part(__m256i nibbles, __m256i high, int at) {
+  const __m256i moved = at == 0   ? _mm256_slli_epi16(high, 4)
+                        : at == 1 ? _mm256_slli_epi16(high, 2)
+                        : at == 2 ? high
+                                  : _mm256_srli_epi16(high, 2);
+  const __m256i code = _mm256_or_si256(nibbles, _mm256_and_si256(moved, _mm256_set1_epi8(0x30)));
+  return _mm256_sub_epi8(code, _mm256_set1_epi8(32));
+}
+static inline Slice join6(Slice nibbles, Slice high, int at) {
+  return {{join6_part(nibbles.v[0], high.v[0], at), join6_part(nibbles.v[1], high.v[1], at)}};
+}
+static inline void store_slice(uint8_t *p, Slice s) {
+  _mm256_storeu_si256((__m256i *)p, s.v[0]);
+  _mm256_storeu_si256((__m256i *)(p + 32), s.v[1]);
+}
+static inline Signed as_signed(Slice s) {
+  return {{_mm256_abs_epi8(s.v[0]), _mm256_abs_epi8(s.v[1])}, {s.v[0], s.v[1]}};
+}
+static inline Quad load_quad(const int8_t *x) {
+  int32_t four;
+  std::memcpy(&four, x, 4);
+  return {_mm256_set1_epi32(four)};
+}
+static inline void clear(Small &a) { a.v[0] = a.v[1] = _mm256_setzero_si256(); }
+static inline void clear(Wide &a) { a.v[0] = a.v[1] = _mm256_setzero_si256(); }
+static inline void add(Small &a, Slice s, Quad x) {
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; h++) {
+    a.v[h] = _mm256_add_epi16(a.v[h], _mm256_maddubs_epi16(s.v[h], x.v));
+    HP_KEEP(a.v[h]);
+  }
+}
+static inline void add(Wide &a, Signed s, Quad x) {
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; h++) {
+    // |w| * (x with w's sign): 2 * 128 * 127 fits 16 bits
+    const __m256i pairs = _mm256_maddubs_epi16(s.size[h], _mm256_sign_epi8(x.v, s.v[h]));
+    a.v[h] = _mm256_add_epi32(a.v[h], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    HP_KEEP(a.v[h]);
+  }
+}
+static inline void widen(Small a, vf *out) {
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; h++) out[h] = (vf)_mm256_cvtepi32_ps(_mm256_madd_epi16(a.v[h], _mm256_set1_epi16(1)));
+}
+static inline void widen(Wide a, vf *out) {
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; h++) out[h] = (vf)_mm256_cvtepi32_ps(a.v[h]);
+}
+
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+constexpr int kTile = 4;
+struct Slice { int8x16_t v[4]; };
+struct Signed { int8x16_t v[4]; };
+struct Quad { int8x16_t v; };
+struct Small { int32x4_t v[4]; };
+struct Wide { int32x4_t v[4]; };
+
+static inline Slice load_slice(const uint8_t *p) {
+  Slice s;
+  for (int q = 0; q < 4; q++) s.v[q] = vld1q_s8((const int8_t *)p + 16 * q);
+  return s;
+}
+static inline Slice low_nibbles(Slice s) {
+  for (int q = 0; q < 4; q++) s.v[q] = vandq_s8(s.v[q], vdupq_n_s8(15));
+  return s;
+}
+static inline Slice high_nibbles(Slice s) {
+  for (int q = 0; q < 4; q++) s.v[q] = vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(s.v[q]), 4));
+  return s;
+}
+static inline Slice look_up(Slice s, const int8_t *table) {
+  const int8x16_t t = vld1q_s8(table);
+  for (int q = 0; q < 4; q++) s.v[q] = vqtbl1q_s8(t, vreinterpretq_u8_s8(s.v[q]));
+  return s;
+}
+static inline Slice join6(Slice nibbles, Slice high, int at) {
+  const int8x16_t shift = vdupq_n_s8((int8_t)(4 - 2 * at));
+  for (int q = 0; q < 4; q++) {
+    const uint8x16_t moved = vandq_u8(vshlq_u8(vreinterpretq_u8_s8(high.v[q]), shift), vdupq_n_u8(0x30));
+    nibbles.v[q] = vsubq_s8(vorrq_s8(nibbles.v[q], vreinterpretq_s8_u8(moved)), vdupq_n_s8(32));
+  }
+  return nibbles;
+}
+static inline void store_slice(uint8_t *p, Slice s) {
+  for (int q = 0; q < 4; q++) vst1q_s8((int8_t *)p + 16 * q, s.v[q]);
+}
+static inline Signed as_signed(Slice s) { return {{s.v[0], s.v[1], s.v[2], s.v[3]}}; }
+static inline Quad load_quad(const int8_t *x) {
+  int32_t four;
+  std::memcpy(&four, x, 4);
+  return {vreinterpretq_s8_s32(vdupq_n_s32(four))};
+}
+static inline void clear(Small &a) { for (int q = 0; q < 4; q++) a.v[q] = vdupq_n_s32(0); }
+static inline void clear(Wide &a) { for (int q = 0; q < 4; q++) a.v[q] = vdupq_n_s32(0); }
+static inline void add(Small &a, Slice s, Quad x) {
+  for (int q = 0; q < 4; q++) a.v[q] = vdotq_s32(a.v[q], s.v[q], x.v);
+}
+static inline void add(Wide &a, Signed s, Quad x) {
+  for (int q = 0; q < 4; q++) a.v[q] = vdotq_s32(a.v[q], s.v[q], x.v);
+}
+static inline void widen(Small a, vf *out) { for (int q = 0; q < 4; q++) out[q] = (vf)vcvtq_f32_s32(a.v[q]); }
+static inline void widen(Wide a, vf *out) { for (int q = 0; q < 4; q++) out[q] = (vf)vcvtq_f32_s32(a.v[q]); }
+
+#else
+
+constexpr int kTile = 4;
+struct Slice { int8_t v[kSliceBytes]; };
+struct Signed { int8_t v[kSliceBytes]; };
+struct Quad { int8_t v[4]; };
+struct Small { int32_t v[kRows]; };
+struct Wide { int32_t v[kRows]; };
+
+static inline Slice load_slice(const uint8_t *p) { Slice s; std::memcpy(s.v, p, sizeof s.v); return s; }
+static inline Slice low_nibbles(Slice s) { for (int8_t &v : s.v) v &= 15; return s; }
+static inline Slice high_nibbles(Slice s) { for (int8_t &v : s.v) v = (int8_t)((uint8_t)v >> 4); return s; }
+static inline Slice look_up(Slice s, const int8_t *table) { for (int8_t &v : s.v) v = table[v & 15]; return s; }
+static inline Slice join6(Slice nibbles, Slice high, int at) {
+  for (int k = 0; k < kSliceBytes; k++)
+    nibbles.v[k] = (int8_t)((nibbles.v[k] | (((uint8_t)high.v[k] >> (2 * at)) & 3) << 4) - 32);
+  return nibbles;
+}
+static inline void store_slice(uint8_t *p, Slice s) { std::memcpy(p, s.v, sizeof s.v); }
+static inline Signed as_signed(Slice s) { Signed out; std::memcpy(out.v, s.v, sizeof s.v); return out; }
+static inline Quad load_quad(const int8_t *x) { Quad q; std::memcpy(q.v, x, 4); return q; }
+static inline void clear(Small &a) { std::memset(a.v, 0, sizeof a.v); }
+static inline void clear(Wide &a) { std::memset(a.v, 0, sizeof a.v); }
+__attribute__((noinline)) static void add_plain(int32_t *sums, const int8_t *codes, const Quad &x) {
+  for (int row = 0; row < kRows; row++) {
+    const int8_t *c = codes + 4 * row;
+    sums[row] += c[0] * x.v[0] + c[1] * x.v[1] + c[2] * x.v[2] + c[3] * x.v[3];
+  }
+}
+static inline void add(Small &a, const Slice &s, const Quad &x) { add_plain(a.v, s.v, x); }
+static inline void add(Wide &a, const Signed &s, const Quad &x) { add_plain(a.v, s.v, x); }
+static inline void widen_plain(const int32_t *sums, vf *out) {
+  for (int q = 0; q < kVectors; q++) {
+    vi part;
+    std::memcpy(&part, sums + q * W, sizeof part);
+    out[q] = to_float(part);
+  }
+}
+static inline void widen(const Small &a, vf *out) { widen_plain(a.v, out); }
+static inline void widen(const Wide &a, vf *out) { widen_plain(a.v, out); }
+
+#endif
+
+HP_END

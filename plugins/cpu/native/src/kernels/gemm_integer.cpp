@@ -1,0 +1,228 @@
+// Integer weights times int8 activations.
+#include "gemm.h"
+
+HP_BEGIN
+
+namespace {
+
+// One panel as the tiles read it.
+struct Panel {
+  const uint8_t *codes;
+  const float *scales;   // [blocks / blocks_per_scale][16], or [blocks][2][16] for halves
+  const float *offsets;  // likewise, where the weight has them
+  int64_t blocks;
+  int64_t blocks_per_scale;
+  const int8_t *table;
+  int64_t ahead;  // bytes to prefetch ahead, 0 where the codes are in cache
+};
+
+static inline Slice nibbles(const uint8_t *block, int v) {
+  const Slice both = load_slice(block + (v & 3) * kSliceBytes);
+  return v < 4 ? low_nibbles(both) : high_nibbles(both);
+}
+
+// Slice v of a block, ready to be multiplied.
+template <Codes K>
+static inline auto fetch(const uint8_t *block, int v, const int8_t *table) {
+  if constexpr (K == Codes::kU4) return nibbles(block, v);
+  else if constexpr (K == Codes::kTable4) return as_signed(look_up(nibbles(block, v), table));
+  else if constexpr (K == Codes::kI6) return as_signed(join6(nibbles(block, v), load_slice(block + (4 + v / 4) * kSliceBytes), v & 3));
+  else return as_signed(load_slice(block + v * kSliceBytes));
+}
+
+template <Codes K> struct SumOf { using Type = Wide; };
+template <> struct SumOf<Codes::kU4> { using Type = Small; };
+
+// acc[c][row] of C columns of activations: x [block][C][32], s [block][which][C].
+template <Codes K, bool Halves, bool Offset, int C>
+void tile(const Panel &p, const int8_t *x, const float *s, float *out) {
+  constexpr int parts = Halves ? 2 : 1, slices = 8 / parts, which = 1 + parts;
+  constexpr int64_t block_bytes = K == Codes::kI8 ? 512 : K == Codes::kI6 ? 384 : 256;
+  alignas(64) float acc[C][kRows] = {};
+  const uint8_t *w = p.codes;
+  const float *d = p.scales, *m = p.offsets;
+  int64_t until = p.blocks_per_scale;
+  for (int64_t b = 0; b < p.blocks; b++) {
+    if constexpr (C <= 2) {
+      for (int64_t line = 0; line < block_bytes; line += 64) __builtin_prefetch(w + p.ahead + line, 0, 3);
+    }
+    if (!Halves && b == until) {
+      d += kRows;
+      m += kRows;
+      until += p.blocks_per_scale;
+    }
+#pragma GCC unroll kUnroll
+    for (int part = 0; part < parts; part++) {
+      typename SumOf<K>::Type sum[C];
+#pragma GCC unroll kUnroll
+      for (int c = 0; c < C; c++) clear(sum[c]);
+#pragma GCC unroll kUnroll
+      for (int i = 0; i < slices; i++) {
+        // whole blocks: a low and a high nibble in turn, of one load
+        const int v = Halves ? part * 4 + i : (K == Codes::kI8 ? i : i / 2 + (i & 1) * 4);
+        const auto q = fetch<K>(w, v, p.table);
+#pragma GCC unroll kUnroll
+        for (int c = 0; c < C; c++) add(sum[c], q, load_quad(x + c * kBlock + 4 * v));
+      }
+#pragma GCC unroll kUnroll
+      for (int c = 0; c < C; c++) {
+        vf f[kVectors];
+        widen(sum[c], f);
+        const vf scale = splat(s[c]);
+#pragma GCC unroll kUnroll
+        for (int r = 0; r < kVectors; r++) {
+          vf a = fma(load(d + r * W) * scale, f[r], load(&acc[c][r * W]));
+          if constexpr (Offset) a = fma(load(m + r * W), splat(s[(1 + part) * C + c]), a);
+          store(&acc[c][r * W], a);
+        }
+      }
+      if constexpr (Halves) {
+        d += kRows;
+        m += kRows;
+      }
+    }
+    w += block_bytes;
+    x += C * kBlock;
+    s += C * which;
+#if defined(__x86_64__)
+    if constexpr (C > 2) asm volatile("" : : "r"(acc) : "memory");  // float sums wait in memory: integer ones need the registers
+#endif
+  }
+  std::memcpy(out, acc, sizeof acc);
+}
+
+using Tile = void (*)(const Panel &, const int8_t *, const float *, float *);
+
+template <Codes K, bool Halves, bool Offset>
+Tile tile_of_width(int64_t width) {
+  switch (width) {
+    case 1: return tile<K, Halves, Offset, 1>;
+    case 2: return tile<K, Halves, Offset, 2>;
+    case 3: return tile<K, Halves, Offset, 3>;
+#if defined(__AVX512F__)
+    case 5: return tile<K, Halves, Offset, 5>;
+    case 6: return tile<K, Halves, Offset, 6>;
+    case 7: return tile<K, Halves, Offset, 7>;
+    case 8: return tile<K, Halves, Offset, 8>;
+#endif
+    default: return tile<K, Halves, Offset, 4>;
+  }
+}
+
+template <Codes K>
+Tile tile_of(bool halves, bool offset, int64_t width) {
+  if (halves) return offset ? tile_of_width<K, true, true>(width) : tile_of_width<K, true, false>(width);
+  return offset ? tile_of_width<K, false, true>(width) : tile_of_width<K, false, false>(width);
+}
+
+Tile tile_of(Codes codes, bool halves, bool offset, int64_t width) {
+  switch (codes) {
+    case Codes::kU4: return tile_of<Codes::kU4>(halves, offset, width);
+    case Codes::kTable4: return tile_of<Codes::kTable4>(halves, offset, width);
+    case Codes::kI6: return tile_of<Codes::kI6>(halves, offset, width);
+    default: return tile_of<Codes::kI8>(halves, offset, width);
+  }
+}
+
+// Numbers of a level for one panel, as float32.
+void widen_numbers(int32_t dtype, const char *data, int64_t count, float *out) {
+  switch (dtype) {
+    case HP_F32: std::memcpy(out, data, (std::size_t)count * 4); break;
+    case HP_F16:
+      for (int64_t k = 0; k < count; k += W) store(out + k, load_half((const uint16_t *)data + k));
+      break;
+    case HP_BF16:
+      for (int64_t k = 0; k < count; k += W) store(out + k, load_bf16((const uint16_t *)data + k));
+      break;
+    case HP_I8:
+      for (int64_t k = 0; k < count; k++) out[k] = (float)((const int8_t *)data)[k];
+      break;
+    default:
+      for (int64_t k = 0; k < count; k++) out[k] = (float)((const uint8_t *)data)[k];
+  }
+}
+
+// A panel's scales or offsets: [count][16].
+void widen_level(const Level &fine, const Level &coarse, int64_t super_group, int64_t panel, float *out) {
+  const int64_t numbers = fine.count * kRows;
+  widen_numbers(fine.dtype, fine.data + panel * numbers * number_bytes(fine.dtype), numbers, out);
+  if (!coarse.count) return;
+  const int64_t each = kRows * number_bytes(coarse.dtype);
+  for (int64_t g = 0; g < coarse.count; g++) {
+    float top[kRows];
+    widen_numbers(coarse.dtype, coarse.data + (panel * coarse.count + g) * each, kRows, top);
+    const int64_t end = (g + 1) * super_group < fine.count ? (g + 1) * super_group : fine.count;
+    for (int64_t k = g * super_group; k < end; k++)
+      for (int r = 0; r < kRows; r += W) store(out + k * kRows + r, load(out + k * kRows + r) * load(top + r));
+  }
+}
+
+void widen_scales(const hp_weight &w, int64_t panel, float *scales, float *offsets) {
+  const int64_t numbers = w.scales.count * kRows;
+  widen_level(w.scales, w.super_scales, w.super_group, panel, scales);
+  if (w.unit != 1.f)
+    for (int64_t k = 0; k < numbers; k += W) store(scales + k, load(scales + k) * splat(w.unit));
+  if (!w.offset) return;
+  if (w.offsets.count) return widen_level(w.offsets, w.super_offsets, w.super_group, panel, offsets);
+  for (int64_t k = 0; k < numbers; k += W) store(offsets + k, load(scales + k) * splat(-w.zero));
+}
+
+// 6-bit or table codes of a panel as int8 ones.
+template <Codes K>
+void unpack(const hp_weight &w, const uint8_t *codes, uint8_t *out) {
+  for (int64_t b = 0; b < w.units; b++, codes += unit_bytes(K))
+    for (int v = 0; v < 8; v++, out += kSliceBytes) {
+      const Slice half = nibbles(codes, v);
+      store_slice(out, K == Codes::kI6 ? join6(half, load_slice(codes + (4 + v / 4) * kSliceBytes), v & 3)
+                                       : look_up(half, w.table));
+    }
+}
+
+// From this many rows on, codes that are not multiplied as they lie are unpacked once per panel.
+constexpr int64_t kUnpackRows = 3 * kTile;
+constexpr int64_t kUnpackMost = 384 << 10;
+constexpr int64_t kAhead = 3072;
+
+bool unpacks(const hp_weight &w) {
+  return (w.codes == Codes::kI6 || w.codes == Codes::kTable4) && w.units * 8 * kSliceBytes <= kUnpackMost;
+}
+
+// Rows per pass over the panels, so that their codes stay in the second-level cache.
+int64_t rows_per_pass(const hp_weight &w) {
+  const int64_t fit = (int64_t{256} << 10) / (w.units * 40) / kTile * kTile;
+  return fit < 16 ? 16 : fit > 64 ? 64 : fit;
+}
+
+}  // namespace
+
+int64_t multiply_bytes(const hp_weight &w) {
+  if (is_float(w.codes)) return 0;
+  return w.scales.count * kRows * 4 * (w.offset ? 2 : 1) + 64 + (unpacks(w) ? w.units * 8 * kSliceBytes : 0);
+}
+
+void multiply_integer(const hp_weight &w, int64_t begin, int64_t end, const Rows &rows, const Result &result, char *scratch) {
+  float *scales = (float *)scratch, *offsets = w.offset ? scales + w.scales.count * kRows : scales;
+  uint8_t *unpacked = (uint8_t *)(offsets + w.scales.count * kRows);
+  const int64_t panel_bytes = w.units * unit_bytes(w.codes), pass = rows_per_pass(w);
+  for (int64_t from = 0; from < rows.count; from += pass) {
+    const int64_t to = from + pass < rows.count ? from + pass : rows.count;
+    const bool by_bytes = to - from >= kUnpackRows && unpacks(w);
+    const Codes codes = by_bytes ? Codes::kI8 : w.codes;
+    for (int64_t panel = begin; panel < end; panel++) {
+      widen_scales(w, panel, scales, offsets);
+      Panel view{(const uint8_t *)w.code_data + panel * panel_bytes, scales, offsets, w.units, w.blocks_per_scale, w.table, kAhead};
+      if (by_bytes) {
+        w.codes == Codes::kI6 ? unpack<Codes::kI6>(w, view.codes, unpacked) : unpack<Codes::kTable4>(w, view.codes, unpacked);
+        view.codes = unpacked;
+      }
+      for (int64_t row = from; row < to; row += kTile) {
+        const int64_t width = to - row < kTile ? to - row : kTile;
+        alignas(64) float sums[kTile * kRows];
+        tile_of(codes, w.halves, w.offset, width)(view, rows.codes + row * row_codes(w), rows.scales + row * row_scales(w), sums);
+        emit(w, panel, row, (int)width, sums, result);
+      }
+    }
+  }
+}
+
+HP_END

@@ -1,0 +1,157 @@
+#include "pool.h"
+
+#include <chrono>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+
+namespace {
+
+// How long a thread spins, in microseconds, before it sleeps. No yielding in between: on a busy machine a thread that
+// yields comes back a time slice later, and one that slept is let in at once.
+constexpr int64_t kSpinInCall = 100;        // at a barrier: the others are an op's uneven rest behind, or preempted
+constexpr int64_t kSpinBetweenCalls = 200;  // the pause of a server between two steps is about that
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");
+#endif
+}
+
+int64_t microseconds() {
+  using namespace std::chrono;
+  return duration_cast<std::chrono::microseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+namespace hp {
+
+// The sleeper counts itself, then looks at the number; this thread moves the number, then looks at the count. Both are
+// sequentially consistent, so at least one sees the other; the lock makes sure that the sleeper already waits.
+void Signal::advance() {
+  value_.fetch_add(1);
+  if (asleep_.load() == 0) return;
+  { std::lock_guard<std::mutex> lock(mutex_); }
+  moved_.notify_all();
+}
+
+void Signal::wait(uint32_t seen, int64_t spin_microseconds) {
+  for (int k = 0; k < 100; k++) {
+    if (now() != seen) return;
+    relax();
+  }
+  const int64_t start = microseconds();
+  while (microseconds() - start < spin_microseconds) {
+    for (int k = 0; k < 20; k++) {
+      if (now() != seen) return;
+      relax();
+    }
+  }
+  sleep(seen);
+}
+
+void Signal::sleep(uint32_t seen) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  asleep_.fetch_add(1);
+  moved_.wait(lock, [&] { return value_.load() != seen; });
+  asleep_.fetch_sub(1);
+}
+
+char *Worker::scratch(std::size_t bytes) const { return static_cast<hp_pool *>(impl)->scratch(thread, bytes); }
+char *Worker::shared_scratch(std::size_t bytes) const {
+  return static_cast<hp_pool *>(impl)->shared_scratch(thread, bytes);
+}
+void Worker::barrier() const { static_cast<hp_pool *>(impl)->barrier(); }
+int64_t Worker::next_work() const { return static_cast<hp_pool *>(impl)->next_work(); }
+void Worker::reset_work() const { static_cast<hp_pool *>(impl)->reset_work(); }
+
+}  // namespace hp
+
+char *hp_pool::Buffer::start() const {
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.get());
+  return reinterpret_cast<char *>((address + 63) & ~std::uintptr_t{63});
+}
+
+char *hp_pool::Buffer::at_least(std::size_t bytes) {
+  if (bytes > size) {
+    memory.reset();
+    size = (bytes + bytes / 2 + 4095) & ~std::size_t{4095};
+    memory.reset(new char[size + 64]);
+  }
+  return start();
+}
+
+hp_pool::hp_pool(int threads, const int32_t *cpus) : threads_(threads), own_(threads) {
+  if (cpus) cpus_.assign(cpus, cpus + threads);
+  try {
+    for (int thread = 1; thread < threads_; thread++) others_.emplace_back([this, thread] { serve(thread); });
+  } catch (...) {  // no more threads to be had: the ones there are must end before the pool does
+    stop();
+    throw;
+  }
+}
+
+hp_pool::~hp_pool() { stop(); }
+
+void hp_pool::stop() {
+  job_ = nullptr;
+  calls_.advance();
+  for (auto &other : others_) other.join();
+}
+
+void hp_pool::pin(int thread) {
+#if defined(__linux__)
+  if (cpus_.empty() || cpus_[thread] < 0 || cpus_[thread] >= CPU_SETSIZE) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpus_[thread], &set);
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+#else
+  (void)thread;
+#endif
+}
+
+void hp_pool::serve(int thread) {
+  pin(thread);
+  for (uint32_t seen = 0;; seen++) {
+    calls_.wait(seen, kSpinBetweenCalls);
+    if (!job_) return;
+    job_(argument_, hp::Worker{thread, threads_, this});
+    barrier();
+  }
+}
+
+void hp_pool::run(void (*job)(void *, const hp::Worker &), void *argument) {
+  std::lock_guard<std::mutex> lock(callers_);
+  job_ = job;
+  argument_ = argument;
+  work_.store(0, std::memory_order_relaxed);
+  if (threads_ > 1) calls_.advance();
+  job(argument, hp::Worker{0, threads_, this});
+  barrier();
+}
+
+void hp_pool::meet(bool reset_work) {
+  if (threads_ > 1) {
+    const uint32_t seen = meetings_.now();
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) != threads_ - 1) return meetings_.wait(seen, kSpinInCall);
+    arrived_.store(0, std::memory_order_relaxed);
+  }
+  if (reset_work) work_.store(0, std::memory_order_relaxed);
+  if (threads_ > 1) meetings_.advance();
+}
+
+// Every thread sees the same size: it changes only while all of them are between the two barriers.
+char *hp_pool::shared_scratch(int thread, std::size_t bytes) {
+  if (bytes > shared_.size) {
+    barrier();
+    if (thread == 0) shared_.at_least(bytes);
+    barrier();
+  }
+  return shared_.start();
+}

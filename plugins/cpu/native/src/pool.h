@@ -1,0 +1,80 @@
+// The thread pool: threads spin while work is near, and sleep when it is not.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernels.h"
+
+namespace hp {
+
+// A number that only grows, and that threads wait for to change.
+class Signal {
+ public:
+  uint32_t now() const { return value_.load(std::memory_order_acquire); }
+  // Everything written before is seen by those who wait.
+  void advance();
+  // Return once the number is no longer `seen`: spin for a while, then sleep.
+  void wait(uint32_t seen, int64_t spin_microseconds);
+
+ private:
+  void sleep(uint32_t seen);
+
+  alignas(64) std::atomic<uint32_t> value_{0};
+  std::atomic<uint32_t> asleep_{0};
+  std::mutex mutex_;
+  std::condition_variable moved_;
+};
+
+}  // namespace hp
+
+// Any thread may call `run`; calls wait for each other. cpus[thread] is the processor that a thread is pinned to; the
+// caller's own thread is left alone, because what it starts would inherit a pinning.
+struct hp_pool {
+ public:
+  hp_pool(int threads, const int32_t *cpus);
+  ~hp_pool();
+
+  int threads() const { return threads_; }
+  // Run job(worker) on every thread, the caller's being number 0; returns when all are done.
+  void run(void (*job)(void *, const hp::Worker &), void *argument);
+
+  // For jobs; each is called by every thread.
+  void barrier() { meet(false); }
+  void reset_work() { meet(true); }
+  char *scratch(int thread, std::size_t bytes) { return own_[thread].at_least(bytes); }
+  char *shared_scratch(int thread, std::size_t bytes);
+  // For jobs; called by whoever wants more.
+  int64_t next_work() { return work_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  struct alignas(64) Buffer {
+    std::unique_ptr<char[]> memory;
+    std::size_t size = 0;
+    char *at_least(std::size_t bytes);
+    char *start() const;
+  };
+
+  void serve(int thread);
+  void pin(int thread);
+  void meet(bool reset_work);
+  void stop();
+
+  const int threads_;
+  std::vector<int32_t> cpus_;
+  std::vector<std::thread> others_;
+  std::vector<Buffer> own_;
+  Buffer shared_;
+  std::mutex callers_;
+  void (*job_)(void *, const hp::Worker &) = nullptr;  // NULL: end
+  void *argument_ = nullptr;
+  hp::Signal calls_;                         // calls of run
+  hp::Signal meetings_;                      // barriers passed
+  alignas(64) std::atomic<int> arrived_{0};  // threads at the barrier
+  alignas(64) std::atomic<int64_t> work_{0};
+};

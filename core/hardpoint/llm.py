@@ -22,11 +22,13 @@ from hardpoint.config.engine import CacheConfig, DeviceConfig, EngineConfig, Mod
 from hardpoint.config.quantities import byte_size
 from hardpoint.errors import ConfigError, RequestError
 from hardpoint.frontend.offline import Job, OfflineRunner
+from hardpoint.frontend.requests import complete
 from hardpoint.frontend.streams import ClientTokenizer
 from hardpoint.protocol.messages import EngineInfo
+from hardpoint.request.choice import check_choice
 from hardpoint.request.output import RequestOutput
 from hardpoint.request.sampling import SamplingParams
-from hardpoint.request.validation import RequestLimits, validate, validate_prompt
+from hardpoint.request.validation import RequestLimits, check_priority, check_unicode, validate, validate_prompt
 
 if TYPE_CHECKING:
     from hardpoint.engine.loop import Engine
@@ -180,6 +182,13 @@ class LLM:
         first = messages[0]
         conversations: Any = [messages] if isinstance(first, Mapping) else messages
         items: list[Prompt] = []
+        for key, value in (
+            ("messages", conversations),
+            ("tools", tools),
+            ("chat_template", chat_template),
+            ("chat_template_kwargs", chat_template_kwargs),
+        ):
+            check_unicode(value, key)
         for conversation in conversations:
             text = self._tokenizer.render_chat(
                 conversation,
@@ -227,6 +236,10 @@ class LLM:
             text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt", "")
         else:
             ids = prompt
+        if not isinstance(salt, str):
+            raise RequestError(f"cache_salt must be a text, got {salt!r:.80}", field="cache_salt")
+        check_unicode(salt, "cache_salt")
+        check_unicode(text, "prompt")
         if ids is None:
             if not isinstance(text, str):
                 raise RequestError(
@@ -253,6 +266,9 @@ class LLM:
         ready = []
         for job, own, order in zip(jobs, each, orders, strict=True):
             validate(own, self.limits)
+            own = complete(own, self._tokenizer)
+            check_choice(own, self.limits.vocab_size)
+            check_priority(order, self.info.policy)
             validate_prompt(job.prompt, own, self.limits)
             if own.seed is None:
                 own = msgspec.structs.replace(own, seed=self._seeds.getrandbits(63))

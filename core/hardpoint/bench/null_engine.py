@@ -64,6 +64,8 @@ def build_null_engine(config: EngineConfig, progress: Callable[[str, float], Non
         ops=[],
         fallbacks=[],
         phases=[],
+        policy=config.scheduler.policy,
+        prefix_caching=config.cache.prefix_caching,
     )
     return NullEngine(engine, info)
 

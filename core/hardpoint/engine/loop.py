@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import random
 import time
+from bisect import bisect_left
 
 import msgspec
 
 from hardpoint.engine.update import apply, ended
 from hardpoint.errors import RequestError
 from hardpoint.executor.base import Executor, StepHandle
-from hardpoint.protocol.messages import EngineRequest, EngineStats, Outputs, TokenOutput
+from hardpoint.protocol.messages import STEP_SIZE_BOUNDS, EngineRequest, EngineStats, Outputs, TokenOutput
 from hardpoint.request.request import Request
 from hardpoint.scheduler.plan import StepPlan, StepResult
 from hardpoint.scheduler.scheduler import Scheduler
@@ -60,6 +61,8 @@ class Engine:
         self._early: list[TokenOutput] = []
         self._live: set[str] = set()
         self._steps = 0
+        self._step_sizes = [0] * (len(STEP_SIZE_BOUNDS) + 1)
+        self._step_tokens = 0
         self._step_seconds = 0.0
         self._schedule_seconds = 0.0
         self._closed = False
@@ -135,7 +138,10 @@ class Engine:
     def _update(self, plan: StepPlan, result: StepResult) -> list[TokenOutput]:
         started = time.perf_counter()
         outputs = apply(self._scheduler, plan, result, self._clock.now())
+        size = int(plan.query_lengths.sum())
         self._steps += 1
+        self._step_tokens += size
+        self._step_sizes[bisect_left(STEP_SIZE_BOUNDS, size)] += 1
         self._step_seconds += result.seconds
         self._schedule_seconds += time.perf_counter() - started
         return outputs
@@ -166,6 +172,8 @@ class Engine:
             step_seconds=self._step_seconds,
             schedule_seconds=self._schedule_seconds,
             fallback_ops=self._fallback_ops,
+            step_sizes=tuple(self._step_sizes),
+            step_tokens=self._step_tokens,
         )
 
     def close(self) -> None:

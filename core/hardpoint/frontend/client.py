@@ -41,7 +41,9 @@ class EngineClient(ABC):
         """Stream one request: n sequences, interleaved; ends when all n have a finish reason.
 
         Closing the iterator early (or cancelling the task) aborts the request and frees its pages.
-        Raises RequestError before the first delta for what only the engine can see, EngineDead at any time.
+        deadline: seconds from now, then it ends with reason `timeout`. Raises RequestError before the first delta for a
+        text with a lone surrogate, a priority that the policy ignores, constraints that leave no token to draw, and
+        what only the engine can see; EngineDead at any time.
         `params` must have passed `hardpoint.request.validation.validate`.
         """
 

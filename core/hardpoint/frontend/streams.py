@@ -29,8 +29,10 @@ from hardpoint.protocol.messages import (
     ToEngine,
     TokenOutput,
 )
+from hardpoint.request.choice import check_choice
 from hardpoint.request.output import SequenceDelta
 from hardpoint.request.sampling import SamplingParams
+from hardpoint.request.validation import check_priority, check_unicode
 from hardpoint_platforms.errors import HardpointError
 
 log = logging.getLogger(__name__)
@@ -166,11 +168,16 @@ class StreamingClient(EngineClient):
         deadline: float | None,
         cache_salt: str,
     ) -> RequestStream:
-        if self._dead is not None or self._info is None:
+        if self._dead is not None:
             self.check_health()
+        info = self.info
+        check_unicode(request_id, "request_id")
+        check_unicode(cache_salt, "cache_salt")
+        check_priority(priority, info.policy)
         if request_id in self._streams:
             raise RequestError(f"a request with id {request_id!r} is running already", field="request_id")
         params = complete(params, self._tokenizer)
+        check_choice(params, info.vocab_size)
         children = expand(
             prompt,
             params,

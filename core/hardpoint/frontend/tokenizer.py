@@ -256,8 +256,8 @@ def _template_file(name: str | None) -> str | None:
         return None
     try:
         return Path(name).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {name}: cannot be read: {error}") from None
+    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+        raise ConfigError(f"--chat-template {name!a}: cannot be read: {error}") from None
 
 
 def _ends_and_rows(folder: Path, config: ModelConfig) -> tuple[tuple[int, ...], int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from hardpoint.metrics.registry import ENGINE, LABELS
-from hardpoint.protocol.messages import EngineInfo, EngineStats
+from hardpoint.protocol.messages import STEP_SIZE_BOUNDS, EngineInfo, EngineStats
 
 _GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("vllm:num_requests_running", "Sequences in the running batch.", lambda s: s.running),
@@ -65,10 +66,31 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=LABELS)
             counter.add_metric(self._labels, read(stats))
             yield counter
+        yield self._step_sizes(stats)
         info = self._info()
         if info is not None:
-            names = (*LABELS, "block_size", "num_blocks", "cache_dtype", "device")
-            layout = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's layout.", labels=names)
-            values = (str(info.page_tokens), str(info.num_pages), info.kv_dtype, info.device)
-            layout.add_metric((*self._labels, *values), 1.0)
+            cache = _cache_labels(info)
+            layout = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's layout.", labels=(*LABELS, *cache))
+            layout.add_metric((*self._labels, *cache.values()), 1.0)
             yield layout
+
+    def _step_sizes(self, stats: EngineStats) -> Metric:
+        """Tokens per step: the engine counts steps per class, the format wants the counts up to each bound."""
+        counts = stats.step_sizes or (0,) * (len(STEP_SIZE_BOUNDS) + 1)
+        bounds = [*(str(float(bound)) for bound in STEP_SIZE_BOUNDS), "+Inf"]
+        family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens computed per step.", labels=LABELS)
+        family.add_metric(self._labels, list(zip(bounds, accumulate(counts), strict=True)), stats.step_tokens)
+        return family
+
+
+def _cache_labels(info: EngineInfo) -> dict[str, str]:
+    """Labels of the cache's layout under vLLM's names, with its spelling of truth values; and our own."""
+    return {
+        "block_size": str(info.page_tokens),
+        "num_gpu_blocks": str(info.num_pages),
+        "num_blocks": str(info.num_pages),
+        "num_cpu_blocks": "0",
+        "cache_dtype": info.kv_dtype,
+        "enable_prefix_caching": str(info.prefix_caching),
+        "device": info.device,
+    }

@@ -113,8 +113,18 @@ class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
     preemptions: int
 
 
+#: Upper bounds of the classes in which `EngineStats.step_sizes` counts steps, in tokens; one class more has no bound.
+STEP_SIZE_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Gauges as they are now, and counters since start."""
+    """Gauges as they are now, and counters since start.
+
+    Attributes:
+        step_sizes: steps by the tokens computed in them, one count per class of STEP_SIZE_BOUNDS and one for those
+            above; empty before the first step.
+        step_tokens: tokens computed in all steps.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -130,6 +140,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     step_seconds: float = 0.0
     schedule_seconds: float = 0.0
     fallback_ops: int = 0
+    step_sizes: tuple[int, ...] = ()
+    step_tokens: int = 0
 
 
 class Outputs(Message, frozen=True):
@@ -156,6 +168,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         fallbacks: one line per op that fell back, with the reason.
         phases: (name, seconds) of start-up.
         default_sampling: fields of SamplingParams that requests get where they say nothing.
+        policy: the scheduler's, fcfs or priority.
+        prefix_caching: whether pages of finished requests are kept and shared.
     """
 
     device: str
@@ -175,6 +189,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     fallbacks: list[str]
     phases: list[tuple[str, float]]
     default_sampling: dict[str, float] = {}
+    policy: str = "fcfs"
+    prefix_caching: bool = True
 
 
 class Ready(Message, frozen=True):

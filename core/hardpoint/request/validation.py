@@ -7,10 +7,11 @@ the offline interface call them before anything reaches the engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hardpoint.errors import PromptTooLong, RequestError
+from hardpoint.request.choice import check_choice
 from hardpoint.request.sampling import SamplingParams
 
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
@@ -41,12 +42,46 @@ class RequestLimits:
 
 
 def validate(params: SamplingParams, limits: RequestLimits) -> None:
-    """Raise RequestError naming the first field of `params` that is out of range."""
+    """Raise RequestError naming the first field of `params` that is out of range, or those that leave no token to draw.
+
+    The latter is worth asking again (`check_choice`) of parameters that `hardpoint.frontend.requests.complete` has
+    filled in.
+    """
     _check_numbers(params)
     _check_counts(params, limits)
     _check_stops(params, limits)
     _check_token_sets(params, limits)
     _check_texts(params, limits)
+    check_choice(params, limits.vocab_size)
+
+
+def check_priority(priority: int, policy: str) -> None:
+    """Raise RequestError for a priority that the scheduler's policy would not look at."""
+    if priority and policy != "priority":
+        raise RequestError(
+            f"priority is {priority}, but requests are served in the order of their arrival",
+            field="priority",
+            hint="leave it out, or start the server with --policy priority (LLM: policy='priority')",
+        )
+
+
+def check_unicode(value: object, field: str) -> None:
+    """Raise RequestError for a text, in lists and objects too, with a lone surrogate: it has no UTF-8."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"{field} holds a lone surrogate (U+{ord(value[error.start]):04X}), which is no Unicode character",
+                field=field,
+            ) from None
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            check_unicode(key, field)
+            check_unicode(item, f"{field}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            check_unicode(item, f"{field}[{number}]")
 
 
 def validate_prompt(prompt: Sequence[int], params: SamplingParams, limits: RequestLimits) -> None:
@@ -163,6 +198,7 @@ def _check_stops(params: SamplingParams, limits: RequestLimits) -> None:
             raise RequestError("stop must be a string or a list of strings", field="stop")
         if not text:
             raise RequestError("a stop string must not be empty", field="stop")
+        check_unicode(text, "stop")
         if len(text) > limits.max_stop_length:
             raise RequestError(
                 f"a stop string has {len(text)} characters, at most {limits.max_stop_length} are allowed",
@@ -190,6 +226,12 @@ def _check_ids(ids: object, field: str, limits: RequestLimits) -> None:
 def _check_token_sets(params: SamplingParams, limits: RequestLimits) -> None:
     """stop_token_ids, allowed_token_ids and logit_bias (R13, R21, R22)."""
     _check_ids(params.stop_token_ids, "stop_token_ids", limits)
+    # filled in by the front end, where a tokenizer may have more tokens than the model has rows
+    _check_ids(params.eos_token_ids, "eos_token_ids", RequestLimits())
+    if not isinstance(params.bad_words_ids, tuple) or not all(params.bad_words_ids):
+        raise RequestError("bad_words_ids must be a tuple of tuples of token ids, none empty", field="bad_words_ids")
+    for word in params.bad_words_ids:
+        _check_ids(word, "bad_words_ids", RequestLimits())
     if params.allowed_token_ids is not None:
         _check_ids(params.allowed_token_ids, "allowed_token_ids", limits)
         if not params.allowed_token_ids:
@@ -226,6 +268,8 @@ def _check_texts(params: SamplingParams, limits: RequestLimits) -> None:
             f"bad_words holds a word of {longest} characters, at most {limits.max_stop_length} are allowed",
             field="bad_words",
         )
+    for word in params.bad_words:
+        check_unicode(word, "bad_words")
     for field in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
         if not isinstance(getattr(params, field), bool):
             raise RequestError(f"{field} must be true or false", field=field)

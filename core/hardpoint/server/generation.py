@@ -31,12 +31,13 @@ Arrival = tuple[int, SequenceDelta]
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What to ask of the engine: the same parameters for each prompt."""
+    """What to ask of the engine: the same parameters for each prompt. deadline: seconds from now, None for never."""
 
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    deadline: float | None = None
     streaming: bool = False
 
 
@@ -112,7 +113,12 @@ class Generation:
             max_tokens=params.max_tokens or 0,
         )
         stream = self._client.generate(
-            prompt, params, request_id=engine_id, priority=request.priority, cache_salt=request.cache_salt
+            prompt,
+            params,
+            request_id=engine_id,
+            priority=request.priority,
+            deadline=request.deadline,
+            cache_salt=request.cache_salt,
         )
         try:
             async for delta in stream:

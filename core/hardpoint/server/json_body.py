@@ -35,6 +35,10 @@ _PATH = re.compile(r" - at `(key in )?\$\.?(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},:]', re.DOTALL)
+#: A pair of escaped surrogates, one that is alone (group 1), or any other escape.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
 _NOT_FINITE = re.compile(rb"(NaN|nan|Infinity|inf)")
 
 T = TypeVar("T")
@@ -128,13 +132,32 @@ def _field_error(text: str) -> RequestError:
 
 
 def _syntax_error(body: bytes, text: str) -> RequestError:
-    """A message for bytes that are not JSON. NaN and Infinity get the name of their field."""
+    """A message for bytes that are not JSON. NaN, Infinity and lone surrogates get the name of their field."""
     at = _BYTE.search(text)
     offset = int(at.group(1)) if at else 0
     not_finite = 0 < offset <= INLINE_BYTES and _NOT_FINITE.match(body[offset : offset + 8].lstrip(b"-"))
     if not_finite and (field := _path_at(body, offset)):
         return RequestError(f"Field '{field}': NaN and Infinity are not JSON numbers.", field=field)
-    return RequestError(f"The request body is not valid JSON: {text}.")
+    return _lone_surrogate(body) or RequestError(f"The request body is not valid JSON: {text}.")
+
+
+def _lone_surrogate(body: bytes) -> RequestError | None:
+    """A message for a body that would be JSON, were it not for an escaped surrogate without its other half."""
+    places = [found.start() for found in _ESCAPE.finditer(body) if found.group(1)]
+    if not places:
+        return None
+    try:
+        msgspec.json.decode(_ESCAPE.sub(lambda found: b"?" if found.group(1) else found.group(), body))
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    at = places[0]
+    field = None
+    if at <= INLINE_BYTES:
+        text = next(found for found in _TOKEN.finditer(body) if found.end() > at)
+        is_key = body[text.end() : text.end() + 64].lstrip().startswith(b":")
+        field = _path_at(body, text.start()) if not is_key else None
+    what = f"a lone surrogate (\\{body[at + 1 : at + 6].decode()}), which is no Unicode character"
+    return RequestError(f"Field '{field}' holds {what}." if field else f"A text holds {what}.", field=field or None)
 
 
 def _path_at(body: bytes, offset: int) -> str:

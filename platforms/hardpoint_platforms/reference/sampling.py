@@ -92,30 +92,32 @@ def _keep_leading(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tenso
     for head in HEADS if weights.device.type == "cpu" else ():
         if head < size:
             leading = weights.topk(head, dim=-1).values
-            count, settled = _leading_count(leading, whole, limit, top_p)
+            count, settled = _leading_count(leading, whole, limit, top_p, size)
             if bool((settled | everything).all()):
                 return _cut(weights, leading, count, everything)
     leading = weights.sort(dim=-1, descending=True).values
-    count, _ = _leading_count(leading, whole, limit, top_p)
+    count, _ = _leading_count(leading, whole, limit, top_p, size)
     return _cut(weights, leading, count, everything)
 
 
 def _leading_count(
-    leading: torch.Tensor, whole: torch.Tensor, limit: torch.Tensor, top_p: torch.Tensor
+    leading: torch.Tensor, whole: torch.Tensor, limit: torch.Tensor, top_p: torch.Tensor, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """How many of a row's sorted weights stay, and whether these weights sufficed to say so.
 
-    leading: float64 [R, n], the n largest, descending; whole: their row's sum; limit: int64 [R], from top-k.
+    leading: float64 [R, n], the n largest, descending; whole: their row's sum; limit: int64 [R], from top-k; size: of
+    a row. Top-p is a share of what top-k leaves, so where top-k ends behind these weights they do not suffice.
     """
     known = leading.shape[1]
     cumulative = leading.cumsum(-1)
     last = limit.clamp(max=known) - 1
-    total = torch.where(limit <= known, cumulative.gather(1, last[:, None])[:, 0], whole)
+    total = torch.where(limit < size, cumulative.gather(1, last[:, None])[:, 0], whole)
     target = top_p * total
     below = (cumulative < target[:, None]).sum(-1) + 1  # the shortest beginning that reaches the target
     by_p = torch.where(top_p >= 1.0, limit, below)
     count = torch.minimum(by_p, limit).clamp(min=1)
-    return count.clamp(max=known), (count <= known) & ((limit <= known) | (top_p < 1.0))
+    settled = (limit <= known) | ((limit == size) & (top_p < 1.0) & (count <= known))
+    return count.clamp(max=known), settled
 
 
 def _cut(weights: torch.Tensor, leading: torch.Tensor, count: torch.Tensor, everything: torch.Tensor) -> torch.Tensor:

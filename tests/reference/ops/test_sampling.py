@@ -91,6 +91,62 @@ def test_the_short_way_and_the_full_sort_agree(top_k, top_p, monkeypatch):
     assert int((short > 0).sum(-1).max()) <= (top_k or 5000)
 
 
+def inputs_of(inputs, rows):
+    """The filters of some rows."""
+    names = ("temperature", "top_k", "top_p", "min_p")
+    return dataclasses.replace(inputs, **{name: getattr(inputs, name)[rows] for name in names})
+
+
+def kept_by_definition(logits, inputs):
+    """Filters of each row over its whole sorted order, with no look at a beginning of it."""
+    weights = ((logits.double() - logits.double().amax(-1, keepdim=True)) / inputs.temperature.double()[:, None]).exp()
+    weights = torch.where(weights >= inputs.min_p.double()[:, None], weights, 0.0)
+    order = weights.sort(dim=-1, descending=True, stable=True)
+    kept = torch.zeros_like(weights)
+    for row, (k, p) in enumerate(zip(inputs.top_k.tolist(), inputs.top_p.double().tolist(), strict=True)):
+        ranked = order.values[row, : k if k > 0 else None]
+        if p < 1.0:
+            running = ranked.cumsum(0)
+            ranked = ranked[: int((running < p * running[-1]).sum()) + 1]
+        kept[row, order.indices[row, : len(ranked)]] = ranked
+    return kept
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_top_p_is_a_share_of_what_top_k_leaves(data):
+    """With heads of 8 and 32 of 100 tokens: top-k below, at and above each of them, alone and with other rows."""
+    rows, size = data.draw(st.integers(1, 4)), 100
+    draws = {
+        "temperature": [0.25, 1.0, 3.0, 1e4],
+        "top_k": [0, 1, 7, 8, 9, 31, 32, 33, 70, 99, 100, 101],
+        "top_p": [1.0, 0.999, 0.9, 0.7, 0.3, 0.01],
+        "min_p": [0.0, 0.0, 0.002, 0.3],
+    }
+    inputs = sampling_inputs(
+        rows, **{name: [data.draw(st.sampled_from(v)) for _ in range(rows)] for name, v in draws.items()}
+    )
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    logits = torch.randn(rows, size) * data.draw(st.sampled_from([0.1, 2.0]))
+    if data.draw(st.booleans()):
+        logits = logits.round()  # ties
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "HEADS", (8, 32))
+        kept = sampler._weights(logits, inputs, slice(None))
+        for row in range(rows):
+            one = slice(row, row + 1)
+            assert torch.equal(sampler._weights(logits[one], inputs_of(inputs, one), slice(None)), kept[one])
+    assert torch.equal(kept > 0, kept_by_definition(logits, inputs) > 0)
+
+
+def test_top_p_of_top_k_above_the_heads():
+    """4096 tokens hold half of the row's weight and more than half of what top-k leaves."""
+    torch.manual_seed(0)
+    logits = torch.randn(3, 20011)
+    inputs = sampling_inputs(3, top_k=9000, top_p=0.5)
+    assert torch.equal(filtered(logits, inputs) > 0, kept_by_definition(logits, inputs) > 0)
+
+
 EXTREMES = {
     "top_k above the vocabulary": {"top_k": 10**9},
     "tiny temperature": {"temperature": 1e-9},

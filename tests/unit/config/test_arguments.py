@@ -19,7 +19,7 @@ from hardpoint.config.arguments import (
     section_from,
     server_config,
 )
-from hardpoint.config.engine import EngineConfig, ModelConfig
+from hardpoint.config.engine import EngineConfig, ModelConfig, SchedulerConfig
 from hardpoint.config.server import ServerConfig
 from hardpoint.errors import ConfigError
 
@@ -143,6 +143,30 @@ def test_flags_that_cannot_go_together() -> None:
     args = parser().parse_args(["--max-batch-tokens", "8", "--max-num-seqs", "16"])
     with pytest.raises(ConfigError, match="less than --max-num-seqs"):
         engine_config(args, "m")
+
+
+@pytest.mark.parametrize(
+    ("words", "seqs", "told"),
+    [
+        (["--max-batch-tokens", "64"], 64, True),
+        (["--max-num-batched-tokens=1"], 1, True),
+        (["--max-batch-tokens", "256"], 256, False),
+        (["--max-batch-tokens", "4096"], 256, False),
+        ([], 256, False),
+        (["--max-batch-tokens", "64", "--max-num-seqs", "64"], 64, False),
+    ],
+)
+def test_a_default_yields_to_the_token_budget(words, seqs, told, caplog) -> None:
+    scheduler = engine_config(parser().parse_args(words), "m").scheduler
+    assert scheduler.max_num_seqs == seqs
+    assert bool(caplog.records) is told
+    if told:
+        assert f"lowers --max-num-seqs to that, from {SchedulerConfig.max_num_seqs}" in caplog.text
+
+
+def test_the_default_as_it_is_written_contradicts_too() -> None:
+    with pytest.raises(ConfigError, match="less than --max-num-seqs 256"):
+        engine_config(parser().parse_args(["--max-batch-tokens", "64", "--max-num-seqs", "256"]), "m")
 
 
 def test_the_key_may_come_from_the_environment() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import null_engines
 import pytest
@@ -83,6 +84,31 @@ def test_a_child_that_stops_leaves_its_siblings_running() -> None:
             ends = {d.index: d.finish_reason for d in deltas if d.finish_reason}
             assert set(ends) == {0, 1, 2}
             await until(lambda: idle(client))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("params", "how", "field"),
+    [
+        ({}, {"cache_salt": "\ud800"}, "cache_salt"),
+        ({}, {"request_id": "r\udfff"}, "request_id"),
+        ({}, {"priority": 1}, "priority"),
+        ({"allowed_token_ids": TOKENIZER.eos_token_ids, "min_tokens": 2}, {}, "allowed_token_ids"),
+        ({"stop_token_ids": tuple(range(null_engines.VOCAB)), "min_tokens": 2}, {}, "min_tokens"),
+        ({"allowed_token_ids": TOKENIZER.encode("x"), "bad_words": ("x",)}, {}, "allowed_token_ids"),
+    ],
+    ids=str,
+)
+def test_refusals_leave_nothing_behind(params: dict[str, Any], how: dict[str, Any], field: str) -> None:
+    async def main() -> None:
+        async with running() as client:
+            stream = client.generate([65], SamplingParams(max_tokens=3, **params), **({"request_id": "r"} | how))
+            with pytest.raises(RequestError) as refusal:
+                await anext(stream)
+            assert (refusal.value.field, refusal.value.status) == (field, 400)
+            assert not client._streams
+            assert len(await collect(client, "r", SamplingParams(max_tokens=3, ignore_eos=True))) == 3
 
     asyncio.run(main())
 

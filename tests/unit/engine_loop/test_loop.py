@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 from null_engines import PacedExecutor, scheduler
 
 from hardpoint.engine.loop import Engine
-from hardpoint.protocol.messages import EngineRequest, TokenOutput
+from hardpoint.protocol.messages import STEP_SIZE_BOUNDS, EngineRequest, TokenOutput
 from hardpoint.request.sampling import SamplingParams
 from hardpoint_platforms.errors import DeviceLost
 from hardpoint_platforms.streams import Clock
@@ -122,6 +124,40 @@ def test_deadline(overlap: bool) -> None:
     assert [o.finish_reason for o in ended] == ["timeout"]
     assert ended[0].timing is not None
     assert engine.stats().pages_used == 0
+
+
+@MODES
+def test_a_deadline_within_the_prompt_tells_the_cached_tokens(overlap: bool) -> None:
+    """They come with the first output, and here that is the last."""
+    clock = ManualClock()
+    engine = Engine(scheduler(), PacedExecutor(), overlap=overlap, clock=clock)
+    engine.add(request("before", length=64))
+    run(engine)
+    engine.add(request("late", length=1000, deadline=5.0))
+    engine.add(request("queued", length=64, deadline=-1.0))
+    early = engine.step().outputs
+    clock.time += 6.0
+    outputs = {o.request_id: o for o in [*early, *(o for outputs in run(engine).values() for o in outputs)]}
+    assert {name: o.finish_reason for name, o in outputs.items()} == {"late": "timeout", "queued": "timeout"}
+    assert (outputs["late"].cached_tokens, outputs["late"].token_ids) == (64, [])
+    assert outputs["queued"].cached_tokens is None
+
+
+@MODES
+def test_steps_are_counted_by_their_tokens(overlap: bool) -> None:
+    executor = PacedExecutor()
+    engine = Engine(scheduler(), executor, overlap=overlap)
+    assert engine.stats().step_tokens == 0
+    engine.add(request("a", length=100, max_tokens=4))
+    engine.add(request("b", length=20, max_tokens=9))
+    run(engine)
+    sizes = [int(plan.query_lengths.sum()) for plan in executor.plans]
+    edges = [0, *STEP_SIZE_BOUNDS, 10**9]
+    wanted = [sum(low < size <= high for size in sizes) for low, high in itertools.pairwise(edges)]
+    stats = engine.stats()
+    assert list(stats.step_sizes) == wanted
+    assert max(wanted) > 1
+    assert (stats.step_tokens, stats.steps) == (sum(sizes), sum(wanted))
 
 
 def test_requests_without_a_seed_get_one() -> None:

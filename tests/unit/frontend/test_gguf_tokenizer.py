@@ -165,6 +165,8 @@ def test_chat_template_file(tmp_path: Path) -> None:
     assert tokenizer.render_chat([{"role": "user", "content": "x"}]) == "<s>x"
     with pytest.raises(ConfigError, match="--chat-template"):
         load(path, chat_template=str(tmp_path / "none.jinja"))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(path, chat_template="\ud800.jinja")
     (tmp_path / "bad.jinja").write_text("{% for %}")
     with pytest.raises(TokenizerError, match="does not compile"):
         load(path, chat_template=str(tmp_path / "bad.jinja"))

@@ -11,7 +11,7 @@ from scripted_tokenizers import Scripted, byte_level
 
 from hardpoint.config.engine import CacheConfig
 from hardpoint.engine.loop import Engine
-from hardpoint.errors import ConfigError, EngineDead, PromptTooLong, RequestError
+from hardpoint.errors import ConfigError, EngineDead, ModelNotFound, PromptTooLong, RequestError
 from hardpoint.llm import LLM, as_prompts, config_of, merge
 from hardpoint.request.sampling import SamplingParams
 
@@ -84,13 +84,44 @@ def test_refusals_come_before_anything_runs() -> None:
             (["ok", {"text": "x"}], FOUR, "prompt"),
             (["ok"], [FOUR, FOUR], "sampling_params"),
             (["ok"], SamplingParams(top_p=0), "top_p"),
+            (["ok", "a\ud800"], FOUR, "prompt"),
+            (["ok", {"prompt_token_ids": [1], "prompt": "\udfff"}], FOUR, "prompt"),
+            (["ok", {"prompt": "x", "cache_salt": "\ud800"}], FOUR, "cache_salt"),
+            (["ok", {"prompt": "x", "cache_salt": 5}], FOUR, "cache_salt"),
+            (["ok"], SamplingParams(stop="\ud800"), "stop"),  # type: ignore[arg-type]
+            (["ok"], SamplingParams(bad_words=("\ud800",)), "bad_words"),
+            (["ok"], SamplingParams(allowed_token_ids=TOKENIZER.eos_token_ids, min_tokens=1), "allowed_token_ids"),
+            (["ok"], SamplingParams(allowed_token_ids=(65,), bad_words=(TOKENIZER.decode([65]),)), "allowed_token_ids"),
         ]:
             with pytest.raises(RequestError) as refusal:
                 model.generate(prompts, params, use_tqdm=False)
             assert refusal.value.field == field
+        with pytest.raises(RequestError, match="--policy priority"):
+            model.generate(["a", "b"], FOUR, priority=[0, 1], use_tqdm=False)
+        for changes in (
+            {"messages": [{"role": "user", "content": "\ud800"}]},
+            {"tools": [{"type": "\ud800"}]},
+            {"chat_template": "\ud800"},
+            {"chat_template_kwargs": {"a": "\ud800"}},
+        ):
+            with pytest.raises(RequestError, match="lone surrogate") as refusal:
+                model.chat(**({"messages": [{"role": "user", "content": "x"}]} | changes), use_tqdm=False)  # type: ignore[arg-type]
+            assert (refusal.value.field or "").startswith(next(iter(changes)))
         assert model._engine.stats().steps == 0
         with pytest.raises(PromptTooLong):
             model.generate("x" * 5000)
+
+
+def test_priorities_under_the_policy_that_looks_at_them() -> None:
+    engine = Engine(scheduler(policy="priority", max_num_seqs=1), PacedExecutor(), overlap=False)
+    with LLM.over(engine, info(policy="priority"), TOKENIZER) as model:
+        assert len(model.generate(["a", "b"], FOUR, priority=[3, -1], use_tqdm=False)) == 2
+
+
+@pytest.mark.parametrize("arguments", [{"model": "\ud800"}, {"model": "m", "tokenizer": "org/\udfff"}], ids=str)
+def test_a_model_that_has_no_name(arguments: dict[str, str]) -> None:
+    with pytest.raises(ModelNotFound):
+        LLM(**arguments)
 
 
 def test_unseeded_requests_repeat_from_run_to_run_and_differ_from_each_other() -> None:

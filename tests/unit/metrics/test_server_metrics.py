@@ -11,7 +11,7 @@ from hardpoint.metrics.engine_stats import EngineCollector
 from hardpoint.metrics.prometheus import render
 from hardpoint.metrics.registry import ServerMetrics
 from hardpoint.metrics.request_record import RequestRecord
-from hardpoint.protocol.messages import EngineStats, RequestTiming
+from hardpoint.protocol.messages import STEP_SIZE_BOUNDS, EngineInfo, EngineStats, RequestTiming
 from hardpoint.request.output import SequenceDelta
 
 #: Names that dashboards for `vllm:` metrics read (features B1 to B3).
@@ -38,6 +38,7 @@ NAMES = [
     "request_params_n",
     "request_params_max_tokens",
     "prompt_tokens_cached",
+    "iteration_tokens_total",
 ]
 
 
@@ -79,9 +80,42 @@ def test_the_engines_numbers_are_read_at_each_scrape(metrics) -> None:
     assert found["vllm:prefix_cache_hits_total"] == 60
 
 
+def test_tokens_per_step_are_a_histogram_that_counts_up_to_each_bound() -> None:
+    made = ServerMetrics("m")
+    sizes = (4, *[0] * (len(STEP_SIZE_BOUNDS) - 2), 3, 2)
+    stats = EngineStats(steps=9, step_sizes=sizes, step_tokens=70_000)
+    made.registry.register(EngineCollector("m", lambda: stats, lambda: None))
+    text = render(made, "")[0].decode()
+    (family,) = (f for f in text_string_to_metric_families(text) if f.name == "vllm:iteration_tokens_total")
+    assert family.type == "histogram"
+    buckets = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
+    assert (buckets["1.0"], buckets["8192.0"], buckets["16384.0"], buckets["+Inf"]) == (4, 4, 7, 9)
+    assert samples(made)["vllm:iteration_tokens_total_sum"] == 70_000
+    assert samples(made)["vllm:iteration_tokens_total_count"] == 9
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_the_caches_layout_has_the_labels_of_dashboards(caching: bool) -> None:
+    info = EngineInfo(
+        device="x:0", device_name="x", device_reason="", tuning=[], dtype="float32", kv_dtype="bfloat16",
+        weight_bytes=0, kv_bytes=0, num_pages=77, page_tokens=32, max_model_len=64, max_concurrency=1.0, vocab_size=9,
+        ops=[], fallbacks=[], phases=[], prefix_caching=caching,
+    )  # fmt: skip
+    made = ServerMetrics("m")
+    made.registry.register(EngineCollector("m", EngineStats, lambda: info))
+    families = {f.name: f for f in text_string_to_metric_families(render(made, "")[0].decode())}
+    (sample,) = families["vllm:cache_config_info"].samples
+    assert sample.value == 1
+    assert sample.labels == {
+        "model_name": "m", "engine": "0", "block_size": "32", "num_gpu_blocks": "77", "num_blocks": "77",
+        "num_cpu_blocks": "0", "cache_dtype": "bfloat16", "enable_prefix_caching": str(caching), "device": "x:0",
+    }  # fmt: skip
+
+
 def test_an_empty_engine_divides_by_nothing() -> None:
     empty = ServerMetrics("m")
     empty.registry.register(EngineCollector("m", EngineStats, lambda: None))
+    assert samples(empty)["vllm:iteration_tokens_total_count"] == 0
     assert samples(empty)["vllm:kv_cache_usage_perc"] == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from hardpoint.errors import PromptTooLong, RequestError
 from hardpoint.request.sampling import SamplingParams
-from hardpoint.request.validation import RequestLimits, validate, validate_prompt
+from hardpoint.request.validation import RequestLimits, check_priority, check_unicode, validate, validate_prompt
 
 LIMITS = RequestLimits(vocab_size=100, max_model_len=32)
 HUGE = 10**400
@@ -33,7 +33,10 @@ BAD: list[tuple[str, Any]] = [
     *[("allowed_token_ids", v) for v in ([], [100], [True], [5] * 101)],
     *[("logit_bias", v) for v in ({"505": 1.0}, {"x": 1.0}, {-1: 1.0}, {3: math.nan}, {3: "1"}, [3])],
     ("logit_bias", dict.fromkeys(range(10_001), 1.0)),
-    *[("bad_words", v) for v in ([""], [" "], [3], ["a"] * 129, ["w" * 1025])],
+    *[("bad_words", v) for v in ([""], [" "], [3], ["a"] * 129, ["w" * 1025], ["a", "x\udfff"])],
+    *[("bad_words_ids", v) for v in (((),), [[1]], ((1.5,),), ((-1,),), (3,))],
+    *[("eos_token_ids", v) for v in ((-1,), [2], ("2",))],
+    *[("stop", v) for v in ("\ud800", ["a", "\udc00x"])],
     ("ignore_eos", 1),
     ("detokenize", "no"),
 ]
@@ -86,6 +89,37 @@ def test_what_callers_give_becomes_tuples() -> None:
 def test_seed_minus_one_draws_and_zero_does_not() -> None:
     assert SamplingParams(seed=-1).seed is None
     assert SamplingParams(seed=0).seed == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ("a\ud800", "x"),
+        (["a", "\udfff"], "x[1]"),
+        ({"a": {"b": ["\ud83e", 1]}}, "x.a.b[0]"),
+        ({"\ud83e": 1}, "x"),
+        ([{"content": ("ok", "\udd9c\ud83e")}], "x[0].content[1]"),
+    ],
+)
+def test_lone_surrogates_are_refused_wherever_they_hide(value: object, field: str) -> None:
+    with pytest.raises(RequestError, match="lone surrogate") as refusal:
+        check_unicode(value, "x")
+    assert refusal.value.field == field
+    refusal.value.message.encode()
+
+
+def test_other_values_have_no_surrogates() -> None:
+    for value in ("", "🦜 \uffff \0", None, 5, [1, {"a": None}], b"\xff"):
+        check_unicode(value, "x")
+
+
+def test_a_priority_needs_a_policy_that_looks_at_it() -> None:
+    check_priority(0, "fcfs")
+    check_priority(-3, "priority")
+    for priority in (1, -1):
+        with pytest.raises(RequestError, match="--policy priority") as refusal:
+            check_priority(priority, "fcfs")
+        assert (refusal.value.field, refusal.value.status) == ("priority", 400)
 
 
 def test_stop_strings_need_text() -> None:

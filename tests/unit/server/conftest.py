@@ -148,6 +148,7 @@ class FakeClient(EngineClient):
 
     async def generate(self, prompt, params, *, request_id, priority=0, deadline=None, cache_salt=""):
         call = {"prompt": list(prompt), "params": params, "id": request_id, "priority": priority, "salt": cache_salt}
+        call["deadline"] = deadline
         self.calls.append(call)
         self.live += 1
         complete = False

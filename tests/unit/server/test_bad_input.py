@@ -36,6 +36,7 @@ NUMBERS = {
     "priority": [2**63, "1", 1.5],
     "cache_salt": ["", "x" * 1025, 5],
     "request_id": ["", "x" * 129, "a b", 5],
+    "timeout": [0, -1, -0.5, "5", True],
     "truncate_prompt_tokens": [0, -2, "1"],
     "prompt_logprobs": [-1, 21, True, "1"],
     "model": [5, [], True],
@@ -175,6 +176,43 @@ def test_numbers_that_json_has_not(harness, path, field, number) -> None:
     response = harness.post(path, f'{{{body},"{field}": {number}}}'.encode())
     assert response.status_code == 400
     assert error_of(response)["param"] == field
+
+
+LONE = {
+    "model": "?", "stop": "?", "bad_words": ["a", "?"], "cache_salt": "?", "request_id": "?", "user": "?",
+    "zz": {"a": ["?"]}, "logit_bias": {"?": 1}, "response_format": {"type": "?"},
+}  # fmt: skip
+LONE_TEXT = {"prompt": "?", "suffix": "?"}
+LONE_CHAT = {
+    "messages": [*USER, {"role": "user", "content": "?", "name": "?"}], "tools": [{"type": "?"}],
+    "chat_template_kwargs": {"a": "?"}, "documents": [{"?": "?"}], "reasoning_effort": "?",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "lone", ["\\ud800", "\\uDFFF", "x\\udbff\\u0041", "\\udc00\\ud83e", "\\\\\\ud800", "\\ud83e\\udd9c\\ud83e"]
+)
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [(TEXT, *item) for item in (LONE | LONE_TEXT).items()] + [(CHAT, *item) for item in (LONE | LONE_CHAT).items()],
+    ids=str,
+)
+def test_lone_surrogates_name_their_field(harness, path, name, value, lone) -> None:
+    body = {"messages": USER} if path == CHAT else {"prompt": "hi, [{ you"}
+    response = harness.post(path, json.dumps({**body, name: value}).replace("?", lone).encode())
+    assert response.status_code == 400, response.text
+    error = error_of(response)
+    assert "lone surrogate" in error["message"]
+    keys = "?" in value if isinstance(value, dict) else name == "documents"  # a key has no path of its own
+    assert keys or param_is(error, name), error
+    assert harness.client.calls == []
+
+
+def test_surrogates_in_pairs_and_escaped_ones_are_texts(harness) -> None:
+    assert harness.post(TEXT, b'{"prompt":"\\ud83e\\udd9c \\\\ud800"}').status_code == 200
+    assert bytes(t - 3 for t in harness.client.calls[0]["prompt"]).decode() == "🦜 \\ud800"
+    broken = error_of(harness.post(TEXT, b'{"prompt":"\\ud800" "x"}'))
+    assert "not valid JSON" in broken["message"]
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize", "/abort_requests"])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from hardpoint.errors import EngineBusy, EngineDead
+from hardpoint.request.output import SequenceDelta
 
 
 def test_models(harness) -> None:
@@ -104,6 +107,29 @@ def test_openapi_describes_bodies(harness) -> None:
     for name in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
         assert name in document["components"]["schemas"], name
     assert harness.get("/docs").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_timeout_is_the_engines_deadline(harness, path, stream) -> None:
+    harness.client.script = lambda prompt, params: [
+        SequenceDelta(0, "so far", (5,)),
+        SequenceDelta(0, finish_reason="timeout"),
+    ]
+    body = {"prompt": ["x", "y"]} if "chat" not in path else {"messages": [{"role": "user", "content": "x"}]}
+    response = harness.post(path, {**body, "timeout": 1.5, "stream": stream})
+    assert response.status_code == 200
+    assert '"finish_reason":"timeout"' in response.text
+    assert "so far" in response.text
+    assert {call["deadline"] for call in harness.client.calls} == {1.5}
+    harness.post(path, body)
+    assert harness.client.calls[-1]["deadline"] is None
+
+
+def test_timeout_is_described(harness) -> None:
+    schemas = harness.get("/openapi.json").json()["components"]["schemas"]
+    for name in ("CompletionRequest", "ChatRequest"):
+        assert "finish_reason 'timeout'" in json.dumps(schemas[name]["properties"]["timeout"])
 
 
 def test_fields_reach_the_engine(harness) -> None:

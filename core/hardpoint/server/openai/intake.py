@@ -60,6 +60,7 @@ def open_generation(
         params,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        deadline=body.timeout,
         streaming=bool(body.stream),
     )
     return head, Generation(service, asked, ticket, request.scope[ARRIVED])

@@ -12,6 +12,14 @@ import msgspec
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+Seconds = Annotated[
+    float,
+    msgspec.Meta(
+        gt=0,
+        description="Seconds after which the request ends with finish_reason 'timeout' and the text it has until "
+        "then, time in the queue included. An extension of OpenAI's protocol; without it there is no limit.",
+    ),
+]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 
 #: Accepted by other servers, not by this one yet.
@@ -76,6 +84,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     priority: Int64 | None = None
     cache_salt: Salt | None = None
     request_id: Name | None = None
+    timeout: Seconds | None = None
     return_token_ids: bool | None = None
     user: str | None = None
     response_format: Any = None

@@ -16,6 +16,9 @@ from hardpoint.weights.gguf.names import MIXTRAL, NAME_TABLES, NameTable
 from hardpoint.weights.gguf.split import GGUF
 
 Config = dict[str, Any]
+#: Beyond any model; layers are counted out in lists.
+_MAX_SIZE, _MAX_LAYERS = 1 << 31, 1 << 16
+_LARGEST = float(np.finfo(np.float32).max)
 #: Frequency bands of Llama 3.1 and later, tried against the file's `rope_freqs`.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -58,13 +61,38 @@ class Metadata:
             raise WeightsError(f"{self.gguf.path}: metadata '{self.architecture}.{key}' is {what}")
         return value
 
+    def size(self, key: str, default: int | None = None, most: int = _MAX_SIZE) -> int:
+        """A whole number from 1 to `most`."""
+        value = self.integer(key, default)
+        if not 1 <= value <= most:
+            raise WeightsError(
+                f"{self.gguf.path}: metadata '{self.architecture}.{key}' is {value}; 1 to {most} are possible"
+            )
+        return value
+
+    def optional(self, key: str) -> int | None:
+        """A whole number, or None where it is absent."""
+        return None if self.get(key) is None else self.integer(key)
+
     def number(self, key: str, default: float | None = None) -> float:
-        """A number."""
+        """A finite number."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
             raise WeightsError(f"{self.gguf.path}: metadata '{self.architecture}.{key}' is {value!r}, not a number")
         # Stored as fp32: 1e-5 would come out as 9.9999997e-06, which is another fp64 number than the model's.
         return float(np.format_float_positional(np.float32(value), unique=True))
+
+    def text(self, key: str, default: str) -> str:
+        """A string."""
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            raise WeightsError(f"{self.gguf.path}: metadata '{self.architecture}.{key}' is {value!r}, not a string")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """Whether a flag is there and set."""
+        value = self.get(key, False)
+        return isinstance(value, int) and bool(value)
 
     def token(self, name: str) -> int | None:
         """A special token's id."""
@@ -82,17 +110,17 @@ def config_of(gguf: GGUF) -> Config:
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None:
         raise WeightsError(f"{gguf.path}: has no tensor 'token_embd.weight'")
-    heads = meta.integer("attention.head_count")
+    heads, hidden = meta.size("attention.head_count"), meta.size("embedding_length")
     config: Config = {
         "model_type": model_type,
         "vocab_size": embedding.shape[0],
-        "hidden_size": meta.integer("embedding_length"),
-        "num_hidden_layers": meta.integer("block_count"),
+        "hidden_size": hidden,
+        "num_hidden_layers": meta.size("block_count", most=_MAX_LAYERS),
         "num_attention_heads": heads,
-        "num_key_value_heads": meta.integer("attention.head_count_kv", heads),
-        "head_dim": meta.integer("attention.key_length", meta.integer("embedding_length") // heads),
+        "num_key_value_heads": meta.size("attention.head_count_kv", heads),
+        "head_dim": meta.size("attention.key_length", hidden // heads),
         "intermediate_size": meta.integer("feed_forward_length"),
-        "max_position_embeddings": meta.integer("context_length"),
+        "max_position_embeddings": meta.size("context_length"),
         "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
         "rope_theta": meta.number("rope.freq_base", 10000.0),
@@ -140,7 +168,7 @@ def _dtype(gguf: GGUF) -> str:
 
 
 def _rope_scaling(meta: Metadata, config: Config) -> Config | None:
-    kind = meta.get("rope.scaling.type", "none")
+    kind = meta.text("rope.scaling.type", "none")
     context = config["max_position_embeddings"]
     # Files older than `rope.scaling` have `rope.scale_linear` alone.
     factor = meta.number("rope.scaling.factor", meta.number("rope.scale_linear", 1.0)) or 1.0
@@ -150,7 +178,7 @@ def _rope_scaling(meta: Metadata, config: Config) -> Config | None:
         return _longrope(meta)
     if kind == "none" and factor == 1.0:
         return None
-    original = meta.get("rope.scaling.original_context_length")
+    original = meta.optional("rope.scaling.original_context_length")
     if kind in ("none", "linear"):
         # `context_length` already counts the factor in.
         original = original or int(context / factor)
@@ -158,10 +186,10 @@ def _rope_scaling(meta: Metadata, config: Config) -> Config | None:
     if kind == "yarn":
         original = original or context
         scaling: Config = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-        log_multiplier = meta.get("rope.scaling.yarn_log_multiplier")
+        log_multiplier = meta.number("rope.scaling.yarn_log_multiplier", 0.0)
         if log_multiplier:
             # DeepSeek: 0.1 * mscale_all_dim. Its checkpoints have mscale equal to it.
-            all_dim = round(float(log_multiplier) * 10, 6)
+            all_dim = round(log_multiplier * 10, 6)
             scaling |= {"mscale": all_dim, "mscale_all_dim": all_dim}
         for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
             if meta.get(f"rope.scaling.{key}") is not None:
@@ -214,7 +242,7 @@ def _llama(meta: Metadata, config: Config) -> None:
     config["attention_bias"] = _bias(meta, "attn_q", "attn_output")
     config["mlp_bias"] = _bias(meta, "ffn_up", "ffn_down")
     if meta.get("rope.dimension_count") is not None and meta.get("attention.key_length") is None:
-        config["head_dim"] = meta.integer("rope.dimension_count")
+        config["head_dim"] = meta.size("rope.dimension_count")
 
 
 def _bias(meta: Metadata, *modules: str) -> bool | None:
@@ -265,21 +293,26 @@ def _gemma2(meta: Metadata, config: Config) -> None:
     }
 
 
+def _optional_number(meta: Metadata, key: str) -> float | None:
+    return None if meta.get(key) is None else meta.number(key)
+
+
 def _gemma3(meta: Metadata, config: Config) -> None:
     _gemma(meta, config)
     layers = config["num_hidden_layers"]
     pattern = meta.get("attention.sliding_window_pattern", 6)
-    if isinstance(pattern, int):
-        sliding = [bool((i + 1) % pattern) for i in range(layers)]
-    else:
+    if isinstance(pattern, np.ndarray):
         sliding = [bool(flag) for flag in pattern]
+    else:
+        every = meta.size("attention.sliding_window_pattern", 6)
+        sliding = [bool((i + 1) % every) for i in range(layers)]
     full = {"rope_type": "default", **config.pop("rope_scaling", {}), "rope_theta": config.pop("rope_theta")}
     local = meta.number("rope.freq_base_swa", 10000.0)
     config |= {
         "query_pre_attn_scalar": _query_scale(config, 62),
         "sliding_window": meta.integer("attention.sliding_window"),
-        "attn_logit_softcapping": meta.get("attn_logit_softcapping"),
-        "final_logit_softcapping": meta.get("final_logit_softcapping"),
+        "attn_logit_softcapping": _optional_number(meta, "attn_logit_softcapping"),
+        "final_logit_softcapping": _optional_number(meta, "final_logit_softcapping"),
         "layer_types": ["sliding_attention" if flag else "full_attention" for flag in sliding],
         "rope_parameters": {
             "full_attention": full,
@@ -292,8 +325,8 @@ def _phi3(meta: Metadata, config: Config) -> None:
     rotary, head = meta.integer("rope.dimension_count"), config["head_dim"]
     config |= {
         "partial_rotary_factor": rotary / head,
-        "sliding_window": meta.get("attention.sliding_window") or None,
-        "original_max_position_embeddings": meta.get("rope.scaling.original_context_length"),
+        "sliding_window": meta.optional("attention.sliding_window") or None,
+        "original_max_position_embeddings": meta.optional("rope.scaling.original_context_length"),
     }
 
 
@@ -307,7 +340,7 @@ def _deepseek(meta: Metadata, config: Config) -> None:
     config |= {
         "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
         "num_key_value_heads": config["num_attention_heads"],
-        "q_lora_rank": meta.get("attention.q_lora_rank"),
+        "q_lora_rank": meta.optional("attention.q_lora_rank"),
         "kv_lora_rank": latent,
         "qk_rope_head_dim": rotary,
         "qk_nope_head_dim": key - rotary,
@@ -318,7 +351,7 @@ def _deepseek(meta: Metadata, config: Config) -> None:
         "moe_intermediate_size": meta.integer("expert_feed_forward_length"),
         "first_k_dense_replace": meta.integer("leading_dense_block_count", 0),
         "routed_scaling_factor": meta.number("expert_weights_scale", 1.0),
-        "norm_topk_prob": bool(meta.get("expert_weights_norm", False)),
+        "norm_topk_prob": meta.flag("expert_weights_norm"),
         "scoring_func": "sigmoid" if sigmoid else "softmax",
         "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
         "n_group": groups,

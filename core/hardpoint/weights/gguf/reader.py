@@ -45,6 +45,10 @@ _SCALARS = {
 }
 _MAX_DIMENSIONS = 4
 _MAX_NESTING = 4
+#: Far beyond any real file. Each entry, name or nested array costs many times its bytes in the file as a Python object.
+_MAX_PAIRS, _MAX_TENSORS, _MAX_NESTED_ARRAYS = 1 << 16, 1 << 20, 1 << 16
+#: Bytes of a key or a tensor's name: what the format allows a key.
+_MAX_NAME = (1 << 16) - 1
 _DEFAULT_ALIGNMENT = 32
 
 
@@ -87,15 +91,15 @@ class StringArray(Sequence[str]):
     def to_list(self) -> list[str]:
         """All strings. Raises WeightsError for one that is not UTF-8."""
         if self._decoded is None:
-            buffer, at, parts = self._buffer, self._start, []
-            for _ in range(self._count):
-                end = at + 8 + _U64(buffer, at)[0]
-                parts.append(buffer[at + 8 : end])
-                at = end
+            buffer, at, strings = self._buffer, self._start, []
             try:
-                self._decoded = [part.decode() for part in parts]
+                for _ in range(self._count):
+                    end = at + 8 + _U64(buffer, at)[0]
+                    strings.append(buffer[at + 8 : end].decode())
+                    at = end
             except UnicodeDecodeError as error:
-                raise WeightsError(f"{self._what}: a string is not UTF-8 ({error})") from None
+                raise WeightsError(f"{self._what}: a string is not UTF-8 ({error.reason}, offset {at})") from None
+            self._decoded = strings
         return self._decoded
 
 
@@ -141,6 +145,7 @@ class _Cursor:
 
     def __init__(self, buffer: mmap.mmap, path: Path) -> None:
         self.buffer, self.path, self.at, self.size = buffer, path, 0, len(buffer)
+        self.nested_arrays = 0
 
     def fail(self, message: str) -> WeightsError:
         return WeightsError(f"{self.path}: {message}", hint="the file is damaged or incomplete: fetch it again")
@@ -159,9 +164,11 @@ class _Cursor:
     def u64(self, what: str) -> int:
         return int(_U64(self.buffer, self.take(8, what))[0])
 
-    def string(self, what: str) -> str:
+    def string(self, what: str, longest: int | None = None) -> str:
         start = self.at
         length = self.u64(what)
+        if longest is not None and longest < length <= self.size - self.at:
+            raise self.fail(f"{what} at offset {start} has {length} bytes; names have at most {longest}")
         begin = self.take(length, what)
         try:
             return self.buffer[begin : begin + length].decode()
@@ -186,13 +193,17 @@ def _read_header(cursor: _Cursor) -> tuple[int, int, int]:
     # The smallest pair takes 13 bytes (empty key, type, one byte), the smallest tensor entry 24.
     if pairs * 13 + tensors * 24 > left:
         raise cursor.fail(f"claims {pairs} metadata entries and {tensors} tensors, too many for its size")
+    if pairs > _MAX_PAIRS or tensors > _MAX_TENSORS:
+        raise cursor.fail(
+            f"claims {pairs} metadata entries and {tensors} tensors; {_MAX_PAIRS} and {_MAX_TENSORS} are the most"
+        )
     return version, tensors, pairs
 
 
 def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for number in range(count):
-        key = cursor.string(f"the key of metadata entry {number}")
+        key = cursor.string(f"the key of metadata entry {number}", _MAX_NAME)
         if key in metadata:
             raise cursor.fail(f"metadata key {key!r} appears twice")
         what = f"metadata {key!r}"
@@ -228,8 +239,11 @@ def _read_array(cursor: _Cursor, what: str, depth: int) -> Any:
         start = cursor.at
         cursor.at = _skip_strings(cursor, count, what)
         return StringArray(cursor.buffer, start, count, f"{cursor.path}: {what}")
-    if depth == _MAX_NESTING:
-        raise cursor.fail(f"{what} nests arrays deeper than {_MAX_NESTING}")
+    cursor.nested_arrays += count
+    if depth == _MAX_NESTING or cursor.nested_arrays > _MAX_NESTED_ARRAYS:
+        raise cursor.fail(
+            f"{what} nests arrays deeper than {_MAX_NESTING}, or has more than {_MAX_NESTED_ARRAYS} inside"
+        )
     return [_read_array(cursor, what, depth + 1) for _ in range(count)]
 
 
@@ -246,7 +260,8 @@ def _skip_strings(cursor: _Cursor, count: int, what: str) -> int:
 
 def _read_tensors(cursor: _Cursor, count: int, metadata: Mapping[str, Any]) -> dict[str, TensorInfo]:
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+    # True is a Python int as well.
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise cursor.fail(f"metadata 'general.alignment' is {alignment!r}, not a power of two")
     entries: dict[str, TensorInfo] = {}
     for number in range(count):
@@ -266,7 +281,7 @@ def _read_tensors(cursor: _Cursor, count: int, metadata: Mapping[str, Any]) -> d
 
 def _read_tensor(cursor: _Cursor, number: int) -> TensorInfo:
     """One entry of the table, with the offset as stored."""
-    name = cursor.string(f"the name of tensor {number}")
+    name = cursor.string(f"the name of tensor {number}", _MAX_NAME)
     what = f"tensor {name!r}"
     dimensions = cursor.u32(what)
     if not 1 <= dimensions <= _MAX_DIMENSIONS:

@@ -63,8 +63,13 @@ class GGUFSource(WeightSource):
         entry = self._entry(name)
         info = self._gguf.tensors[entry.tensor]
         if entry.value_half is not None:
+            other = self._gguf.tensors[entry.value_half].shape
+            if len(info.shape) != 3 or len(other) != 3:
+                raise WeightsError(
+                    f"{self.describe(name)}: does not fit {entry.value_half!r}: both have three dimensions"
+                )
             heads, latent, nope = info.shape
-            value = self._gguf.tensors[entry.value_half].shape[1]
+            value = other[1]
             return WeightSpec((heads * (nope + value), latent), torch.float32)
         shape = info.shape if entry.expert is None else info.shape[1:]
         if entry.fix is Fix.ROW and len(shape) == 1:
@@ -149,7 +154,7 @@ class GGUFSource(WeightSource):
 
     def _unpermute(self, weight: Weight, entry: _Entry) -> Weight:
         key = "attention.head_count" if entry.fix is Fix.UNPERMUTE_Q else "attention.head_count_kv"
-        heads = self._meta.integer(key, self._meta.integer("attention.head_count"))
+        heads = self._meta.size(key, self._meta.size("attention.head_count"))
         rows = weight.shape[0]
         if rows % (2 * heads):
             raise WeightsError(f"{self._gguf.describe(entry.tensor)}: {rows} rows do not divide among {heads} heads")

@@ -106,8 +106,16 @@ def _parts(path: Path) -> list[Path]:
     return parts
 
 
+def _number(file: GGUFFile, key: str) -> int | None:
+    """A whole number of the metadata; None where it is absent. Raises WeightsError for anything else."""
+    value = file.metadata.get(key)
+    if value is None or type(value) is int:
+        return value
+    raise WeightsError(f"{file.path}: metadata {key!r} is {value!r}, not a whole number")
+
+
 def _check_parts(files: list[GGUFFile]) -> None:
-    count = int(files[0].metadata.get("split.count", 1) or 1)
+    count = _number(files[0], "split.count") or 1
     if len(files) == 1:
         if count > 1:
             raise WeightsError(
@@ -115,17 +123,17 @@ def _check_parts(files: list[GGUFFile]) -> None:
                 hint="give the parts their original names back",
             )
         return
-    architecture = files[0].metadata.get("general.architecture")
-    total = files[0].metadata.get("split.tensors.count")
+    architecture = str(files[0].metadata.get("general.architecture"))
+    total = _number(files[0], "split.tensors.count")
     seen: set[str] = set()
     for number, file in enumerate(files):
-        theirs = file.metadata.get("general.architecture", architecture)
+        theirs = str(file.metadata.get("general.architecture", architecture))
         facts = {"split.no": number, "split.count": len(files), "split.tensors.count": total}
         for key, wanted in facts.items():
-            if file.metadata.get(key) != wanted:
+            found = _number(file, key)
+            if found != wanted:
                 raise WeightsError(
-                    f"{file.path}: does not belong to {files[0].path.name}: its {key} is "
-                    f"{file.metadata.get(key)}, expected {wanted}"
+                    f"{file.path}: does not belong to {files[0].path.name}: its {key} is {found}, expected {wanted}"
                 )
         if theirs != architecture or seen & file.tensors.keys():
             raise WeightsError(f"{file.path}: is a part of another model than {files[0].path.name}")

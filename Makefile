@@ -14,10 +14,10 @@ JOBS   ?= 2
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.hardpoint-setup
 FILES := pyproject.toml requirements-dev.txt core/pyproject.toml platforms/pyproject.toml plugins/cpu/pyproject.toml
-CODE  := core platforms plugins tests
+CODE  := core platforms plugins tests scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format clean
+.PHONY: help setup serve test sanitize lint format clean
 
 help:  ## what you can make
 	@echo "Hardpoint"
@@ -34,9 +34,13 @@ serve: setup  ## pull the default model if needed and serve it on http://127.0.0
 	@$(BIN)/hardpoint pull $(MODEL) > /dev/null
 	@exec $(BIN)/hardpoint serve $(MODEL)
 
-test: setup lint  ## lint, then every test
+test: setup lint  ## lint, then every test, then `make sanitize`
 	@echo "== tests ($(JOBS) processes)"
 	@$(BIN)/pytest -n $(JOBS) --dist loadfile --timeout 600 --durations 8
+	@VENV="$(VENV)" .ci/sanitize -n $(JOBS)
+
+sanitize: setup  ## the CPU kernels' tests under AddressSanitizer and UBSan
+	@VENV="$(VENV)" .ci/sanitize -n $(JOBS)
 
 lint: setup  ## ruff, mypy --strict and the import contracts
 	@echo "== lint"

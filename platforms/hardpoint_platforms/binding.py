@@ -26,7 +26,7 @@ class Refusal:
 class Binding:
     """One choice, as `explain` prints it.
 
-    `fallback` is True where the reference was taken.
+    `fallback` is True where the reference was taken, `splits` where the device's programs are split at this op.
     """
 
     instance: OpInstance
@@ -35,6 +35,7 @@ class Binding:
     reason: str
     refused: tuple[Refusal, ...]
     fallback: bool
+    splits: bool = False
 
 
 @dataclass(frozen=True)

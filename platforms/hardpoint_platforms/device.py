@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hardpoint_platforms.capabilities import Capabilities
+from hardpoint_platforms.ceilings import Ceilings
 from hardpoint_platforms.communication import Communicator, Mesh
 from hardpoint_platforms.errors import OutOfDeviceMemory
 from hardpoint_platforms.kv_transfer import HostTransfer, KVTransfer
@@ -115,6 +116,20 @@ class Device(ABC):
     def programs(self) -> ProgramBuilder:
         """Builds steps."""
         return EagerBuilder()
+
+    def ceilings(self) -> Ceilings | None:
+        """Measure what this device can do at most, in well under a second; None where it cannot say.
+
+        Called on request alone (`hardpoint bench kernels`), on an opened device that does nothing else.
+        """
+        return None
+
+    def kernel_seconds(self) -> float | None:
+        """Seconds that the device's own kernels ran since the last call, without what it took to call them.
+
+        None where the device does not count. For `hardpoint bench kernels`.
+        """
+        return None
 
     def kv_transfer(self) -> KVTransfer:
         """Moves pages to and from other devices."""

@@ -16,6 +16,7 @@ import torch
 
 from hardpoint_platforms.batch import SampleResult, SamplingInputs
 from hardpoint_platforms.ops.contract import Packed
+from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.state_cache import State
 
 
@@ -89,6 +90,10 @@ class ProgramBuilder(ABC):
     @abstractmethod
     def build(self, step: StepFunction, bucket: Bucket) -> Program:
         """A program of `step` for `bucket`."""
+
+    def holds(self, provider: OpProvider) -> bool:
+        """Whether a program holds calls of this provider's kernels; others split it, called between its parts."""
+        return True
 
     def fingerprint(self) -> str:
         """What a saved program depends on (driver, compiler, chip); part of the cache key."""

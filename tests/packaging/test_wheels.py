@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -18,6 +19,8 @@ import pytest
 pytestmark = pytest.mark.packaging
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+CPU = CHECKOUT / "plugins" / "cpu"
+LIBRARY = "hardpoint_cpu/lib/libhardpoint_cpu_kernels.so"
 GUIDE = CHECKOUT / "docs" / "how-to" / "write-a-plugin.md"
 REPORT = """
 import json
@@ -57,9 +60,15 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
-    for folder in (CHECKOUT / "platforms", CHECKOUT / "core", CHECKOUT / "plugins" / "cpu", source):
-        run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, folder)
+    for folder in (CHECKOUT / "platforms", CHECKOUT / "core", CPU, source):
+        build_wheel(folder, out, CMAKE_ARGS="-DHP_HERE_ONLY=ON")
     return out
+
+
+def build_wheel(folder: Path, out: Path, **variables: str) -> str:
+    """With the build tools of this environment: no network. Returns what was said."""
+    command = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, folder)
+    return run(*command, env={**os.environ, **variables})
 
 
 class Environment:
@@ -99,6 +108,8 @@ def test_wheels_hold_manifest_and_types(wheels: Path) -> None:
     for package in ("hardpoint_platforms", "hardpoint_cpu"):
         assert {f"{package}/hardpoint.json", f"{package}/py.typed"} <= held[package]
     assert "acme_npu/hardpoint.json" in held["acme_npu_hardpoint"]
+    assert LIBRARY in held["hardpoint_cpu"]
+    assert not any("native/src" in name for name in held["hardpoint_cpu"])
 
 
 def test_a_plugin_comes_and_goes(environment: Environment, wheels: Path) -> None:
@@ -119,6 +130,28 @@ def test_a_plugin_comes_and_goes(environment: Environment, wheels: Path) -> None
     rows, chosen, _, _ = json.loads(environment.python("-c", REPORT))
     assert "acme" not in rows
     assert chosen == ["cpu", "cpu"]
+
+
+def test_kernels_are_in_the_wheel_and_run(environment: Environment) -> None:
+    said = environment.hardpoint("doctor")
+    assert "kernels  native " in said
+    assert "through 'native linear'" in said
+
+
+def test_without_a_compiler_it_installs_and_says_so(wheels: Path, tmp_path: Path) -> None:
+    source = tmp_path / "cpu"
+    shutil.copytree(CPU, source, ignore=shutil.ignore_patterns("build", "__pycache__"))
+    out = tmp_path / "out"
+    said = build_wheel(source, out, CC="/nowhere/cc", CXX="/nowhere/c++")
+    assert "WITHOUT its kernels" in said
+    (wheel,) = out.glob("*.whl")
+    assert LIBRARY not in zipfile.ZipFile(wheel).namelist()
+    made = Environment(tmp_path / "fresh")
+    made.install(wheel, *wheels.glob("hardpoint-*.whl"), *wheels.glob("hardpoint_platforms-*.whl"))
+    said = made.hardpoint("doctor")
+    told = " ".join(said.split())
+    assert "kernels torch (no kernel library was built" in told
+    assert "install a C++ compiler" in told
 
 
 def test_the_guides_own_check_passes(environment: Environment, wheels: Path, tmp_path: Path) -> None:

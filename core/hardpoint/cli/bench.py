@@ -257,6 +257,65 @@ def _compare(args: argparse.Namespace) -> int:
     return _show(args, found, "\n".join(lines))
 
 
+def _counts(parser: argparse.ArgumentParser, flag: str, default: list[int], text: str) -> None:
+    shown = " ".join(map(str, default))
+    parser.add_argument(
+        flag, type=at_least(1), nargs="+", default=default, metavar="N", help=f"{text} (default: {shown})"
+    )
+
+
+def _declare_kernels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, metavar="MODEL", help="(default: %(default)s)")
+    _counts(parser, "--tokens", [1, 8, 32, 128, 512], "tokens of a step: up to 32 decodes, above that one prompt")
+    _counts(parser, "--context", [128, 1024], "cached tokens behind each decode")
+    _count(parser, "--rounds", 5, "steps timed of each shape")
+    add_sections(parser, ENGINE_SECTIONS)
+
+
+def _kernels(args: argparse.Namespace) -> int:
+    from hardpoint.bench import kernels_report as shown
+    from hardpoint.bench.kernels import run
+
+    line = console.ProgressLine()
+    try:
+        report = run(
+            engine_config(args, args.model),
+            args.tokens,
+            args.context,
+            args.rounds,
+            on_shape=lambda shape, done: line.update(f"step {shape}", done),
+        )
+    finally:
+        line.clear()
+    if args.json:
+        return _show(args, shown.as_json(report), "")
+    print(shown.heading(report))
+    console.show_table(shown.HEADERS, shown.rows(report), styles=shown.styles(report), right=shown.RIGHT)
+    return _show(args, None, shown.footing(report))
+
+
+def _declare_overhead(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, metavar="MODEL", help="(default: %(default)s)")
+    _counts(parser, "--requests", [1, 32], "decodes running at once")
+    _count(parser, "--steps", 100, "steps timed")
+    _count(parser, "--input-len", 32, "tokens of each prompt")
+    add_sections(parser, ENGINE_SECTIONS)
+
+
+def _overhead(args: argparse.Namespace) -> int:
+    from hardpoint.bench.overhead import PARTS, run
+
+    results = run(engine_config(args, args.model), args.requests, steps=args.steps, input_len=args.input_len)
+    lines = [f"{'requests':>8}" + "".join(f"{part:>10}" for part in (*PARTS, "besides")) + "   ms per step, medians"]
+    for result in results:
+        cells = (*(result.parts[part] for part in PARTS), result.besides)
+        verdict = "" if result.goal is None else f"   goal: {result.goal:g}, {'met' if result.goal_met else 'missed'}"
+        lines.append(f"{result.requests:>8}" + "".join(f"{cell:>10.3f}" for cell in cells) + verdict)
+    lines.append("besides: all but the device's step; the parts run one after another here, overlapped when serving")
+    found = [dataclasses.asdict(result) | {"goal": result.goal, "goal_met": result.goal_met} for result in results]
+    return _show(args, found, "\n".join(lines))
+
+
 def offline_engine(args: argparse.Namespace) -> Any:
     """The offline interface with the settings of the command line."""
     from hardpoint.llm import LLM
@@ -289,6 +348,8 @@ KINDS: dict[str, Kind] = {
     "throughput": ("the engine in this process, many requests at once", _declare_throughput, _throughput),
     "latency": ("the engine in this process, one batch at a time", _declare_latency, _latency),
     "step": ("scheduler and pager alone: milliseconds per step", _declare_step, _step),
+    "overhead": ("the engine besides the device, in milliseconds per step", _declare_overhead, _overhead),
+    "kernels": ("GB/s and GMAC/s of each op, beside the machine's ceilings", _declare_kernels, _kernels),
     "stream": ("front end and engine without a model: streamed tokens per core", _declare_stream, _stream),
     "compare-transformers": ("beside transformers' generate in float32, interleaved", _declare_compare, _compare),
 }

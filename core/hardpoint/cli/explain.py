@@ -46,6 +46,8 @@ def execute(args: argparse.Namespace) -> int:
     chosen = Counter(binding.provider for binding in bindings)
     print()
     print(f"{len(bindings)} op instances: " + ", ".join(f"{name} {count}" for name, count in chosen.most_common()))
+    if splits := sum(binding.splits for binding in bindings):
+        print(f"The step's program is split at {splits} of them: they are called one by one, between its parts.")
     return 0
 
 
@@ -59,6 +61,7 @@ def as_json(binding: Binding) -> dict[str, Any]:
         "provider": binding.provider,
         "reason": binding.reason,
         "fallback": binding.fallback,
+        "splits": binding.splits,
         "refused": [{"provider": refusal.provider, "reason": refusal.reason} for refusal in binding.refused],
         "dtype": str(instance.dtype).removeprefix("torch."),
         "attributes": {name: _plain_value(value) for name, value in instance.attrs.items()},
@@ -107,7 +110,8 @@ def spans(numbers: Sequence[int]) -> str:
 
 def _cells(binding: Binding) -> list[str]:
     refused = "; ".join(f"{refusal.provider}: {refusal.reason}" for refusal in binding.refused)
-    why = f"fallback. {binding.reason}".rstrip(". ") if binding.fallback else binding.reason
+    notes = ["fallback"] * binding.fallback + ["splits the program"] * binding.splits + [binding.reason]
+    why = ". ".join(note for note in notes if note)
     return [binding.instance.op, binding.altitude.name.lower(), binding.provider, why, refused]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import logging
 import re
 import types
 import typing
@@ -21,6 +22,8 @@ from hardpoint.config.engine import CacheConfig, DeviceConfig, EngineConfig, Mod
 from hardpoint.config.quantities import at_least, between, byte_size, key_value, token_count
 from hardpoint.config.server import ServerConfig
 from hardpoint.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 #: Section name -> (title in --help, dataclass).
 SECTIONS: Mapping[str, tuple[str, type]] = {
@@ -43,6 +46,7 @@ class Flag:
         parse: text to value; raises argparse.ArgumentTypeError.
         choices: the only legal words.
         metavar: in --help.
+        optional: the parser says None where the flag was not given, though its field has a default.
     """
 
     name: str | None = None
@@ -50,6 +54,7 @@ class Flag:
     parse: Any = None
     choices: tuple[str, ...] | None = None
     metavar: str | None = None
+    optional: bool = False
 
 
 FLAGS: Mapping[str, Flag] = {
@@ -63,6 +68,8 @@ FLAGS: Mapping[str, Flag] = {
     "model.overrides": Flag("override", ("hf-overrides",), parse=key_value, metavar="KEY=JSON"),
     "device.options": Flag("option", parse=key_value, metavar="KEY=VALUE"),
     "device.on_fallback": Flag(choices=("error", "warn", "allow")),
+    "device.numerics": Flag(choices=("fast", "exact")),
+    "device.threads": Flag(parse=at_least(1), metavar="N"),
     "cache.page_tokens": Flag(aliases=("block-size",), parse=at_least(1), metavar="TOKENS"),
     "cache.kv_cache_memory": Flag(aliases=("kv-cache-memory-bytes",), parse=byte_size, metavar="SIZE"),
     "cache.num_kv_pages": Flag(aliases=("num-gpu-blocks-override",), parse=at_least(2), metavar="N"),
@@ -70,7 +77,7 @@ FLAGS: Mapping[str, Flag] = {
     "cache.kv_dtype": Flag(aliases=("kv-cache-dtype",), metavar="DTYPE"),
     "cache.prefix_caching": Flag(aliases=("enable-prefix-caching",)),
     "scheduler.max_batch_tokens": Flag(aliases=("max-num-batched-tokens",), parse=token_count, metavar="TOKENS"),
-    "scheduler.max_num_seqs": Flag(parse=at_least(1), metavar="N"),
+    "scheduler.max_num_seqs": Flag(parse=at_least(1), metavar="N", optional=True),
     "scheduler.chunked_prefill": Flag(aliases=("enable-chunked-prefill",)),
     "scheduler.policy": Flag(aliases=("scheduling-policy",), choices=("fcfs", "priority")),
     "scheduler.overlap": Flag(aliases=("async-scheduling",)),
@@ -196,7 +203,7 @@ def _add_flag(group: Any, dest: str, field: dataclasses.Field[Any], hint: Any, d
         settings |= {"action": "append", "type": flag.parse or str, "metavar": flag.metavar}
         text += "; may be given several times"
     else:
-        settings |= {"default": field.default, "type": flag.parse or base}
+        settings |= {"default": None if flag.optional else field.default, "type": flag.parse or base}
         settings["metavar"] = flag.metavar or field.name.rsplit("_", 1)[-1].upper()
         if flag.choices:
             settings["choices"] = flag.choices
@@ -221,6 +228,8 @@ def section_from(namespace: argparse.Namespace, section: str, **given: Any) -> A
         if not hasattr(namespace, f"{section}.{field.name}"):
             continue
         value = getattr(namespace, f"{section}.{field.name}")
+        if value is None and FLAGS.get(f"{section}.{field.name}", Flag()).optional:
+            continue
         base = _base_type(hints[field.name])
         if base is tuple:
             value = tuple(value or ())
@@ -231,7 +240,10 @@ def section_from(namespace: argparse.Namespace, section: str, **given: Any) -> A
 
 
 def engine_config(namespace: argparse.Namespace, model: str) -> EngineConfig:
-    """The engine's configuration. Raises ConfigError where two flags cannot go together."""
+    """The engine's configuration. Raises ConfigError where two flags cannot go together.
+
+    Without --max-num-seqs its default goes down to --max-batch-tokens where that is less; a warning says so.
+    """
     config = EngineConfig(
         model=section_from(namespace, "model", model=model),
         device=section_from(namespace, "device"),
@@ -242,6 +254,9 @@ def engine_config(namespace: argparse.Namespace, model: str) -> EngineConfig:
     if budget is not None and budget < 1:
         raise ConfigError("--max-batch-tokens must be at least 1")
     if budget is not None and budget < seqs:
+        if getattr(namespace, "scheduler.max_num_seqs", None) is None:
+            log.warning("--max-batch-tokens %d also lowers --max-num-seqs to that, from %d", budget, seqs)
+            return dataclasses.replace(config, scheduler=dataclasses.replace(config.scheduler, max_num_seqs=budget))
         raise ConfigError(
             f"--max-batch-tokens {budget} is less than --max-num-seqs {seqs}: not every running request could get a "
             "token per step",

@@ -45,11 +45,15 @@ class DeviceConfig:
         device: auto, NAME or NAME:INDEX.
         options: passed to the platform's `open`, checked against its manifest.
         on_fallback: error, warn or allow, for ops that fall to the reference.
+        numerics: fast or exact; short for the device's option of that name.
+        threads: of the host; likewise.
     """
 
     device: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
     on_fallback: str = "warn"
+    numerics: str | None = None
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class SchedulerConfig:
 
     Attributes:
         max_batch_tokens: token budget of a step; None chooses.
-        max_num_seqs: requests running at once.
+        max_num_seqs: requests running at once; where it is not given, no more than max_batch_tokens.
         chunked_prefill: whether a prompt may be spread over steps.
         policy: fcfs or priority.
         overlap: schedule step n + 1 while step n runs.

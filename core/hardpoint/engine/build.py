@@ -22,6 +22,7 @@ from hardpoint.worker.worker import BoundModel, Worker, bind_model, describe_fal
 from hardpoint_platforms.binding import Binding
 from hardpoint_platforms.device import Device
 from hardpoint_platforms.discovery import discover
+from hardpoint_platforms.reference.providers import reference_providers
 from hardpoint_platforms.selection import Selection, open_device, select
 
 Progress = Callable[[str, float], None]
@@ -58,7 +59,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     """
     phases = _Phases(progress)
     with phases.phase("open device"):
-        selection, device = _open(config)
+        selection, device = open_configured(config)
     try:
         with phases.phase("read model files"):
             checkpoint = open_checkpoint(config.model)
@@ -78,23 +79,29 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
         fallback_ops=len(bound.fallbacks),
     )
     defaults = sampling_defaults(checkpoint.generation_config) if config.model.generation_config == "auto" else {}
-    return BuiltEngine(engine, _describe(selection, worker, [*phases.rows, *worker.phases], defaults))
+    return BuiltEngine(engine, _describe(config, selection, worker, [*phases.rows, *worker.phases], defaults))
+
+
+def open_configured(config: EngineConfig) -> tuple[Selection, Device]:
+    """The device that the configuration names, opened. Raises HardpointError."""
+    registry = discover()
+    selection = select(config.device.device, registry)
+    short = {"numerics": config.device.numerics, "threads": config.device.threads}
+    options = {**config.device.options, **{name: value for name, value in short.items() if value is not None}}
+    return selection, open_device(selection, options)
 
 
 def explain_model(config: EngineConfig) -> tuple[Binding, ...]:
     """Every op instance of the model on the device, with what was chosen and what was refused. Loads no weights."""
-    _, device = _open(config)
+    _, device = open_configured(config)
     try:
-        checkpoint = open_checkpoint(config.model)
-        return bind_model(config, checkpoint, device).ops.bindings
+        bindings = bind_model(config, open_checkpoint(config.model), device).ops.bindings
+        programs = device.programs()
+        providers = (*device.providers(), *reference_providers(device.torch_device))
+        outside = {provider.name for provider in providers if not programs.holds(provider)}
+        return tuple(dataclasses.replace(binding, splits=binding.provider in outside) for binding in bindings)
     finally:
         device.close()
-
-
-def _open(config: EngineConfig) -> tuple[Selection, Device]:
-    registry = discover()
-    selection = select(config.device.device, registry)
-    return selection, open_device(selection, config.device.options)
 
 
 def _scheduler(config: EngineConfig, worker: Worker) -> Scheduler:
@@ -124,7 +131,11 @@ def _tuning(worker: Worker) -> list[tuple[str, str, str]]:
 
 
 def _describe(
-    selection: Selection, worker: Worker, phases: list[tuple[str, float]], defaults: dict[str, float]
+    config: EngineConfig,
+    selection: Selection,
+    worker: Worker,
+    phases: list[tuple[str, float]],
+    defaults: dict[str, float],
 ) -> EngineInfo:
     bound: BoundModel = worker.bound
     providers = Counter(binding.provider for binding in bound.ops.bindings if binding.provider != "(decomposed)")
@@ -146,4 +157,6 @@ def _describe(
         fallbacks=[describe_fallback(binding) for binding in bound.fallbacks],
         phases=phases,
         default_sampling=defaults,
+        policy=config.scheduler.policy,
+        prefix_caching=config.cache.prefix_caching,
     )

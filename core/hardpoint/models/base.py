@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hardpoint.models.read_ahead import ReadAhead
 from hardpoint.weights.source import WeightSource
 from hardpoint_platforms.binding import BoundOp
 from hardpoint_platforms.device import Device
@@ -68,8 +69,8 @@ class _LoadTask:
 class ParameterBook:
     """Slots of the flat weight tuple, in the order in which the model was built.
 
-    Building adds a slot per bound op that has weights; `load` reads, repacks and moves them one by one, so that host
-    memory never holds more than one op's weights twice.
+    Building adds a slot per bound op that has weights; `load` reads, moves and repacks them in order, so that host
+    memory never holds more than a few weights twice.
     """
 
     def __init__(self, source: WeightSource) -> None:
@@ -104,17 +105,18 @@ class ParameterBook:
         def fetch(load: Callable[[], Weight]) -> Weight:
             """Loads that several slots share are read and moved once."""
             uses[load] -= 1
-            weight = shared.pop(load) if load in shared else _to_device(device, load(), shared=uses[load] > 0)
+            weight = shared.pop(load) if load in shared else _to_device(device, read(load), shared=uses[load] > 0)
             if uses[load]:
                 shared[load] = weight
             return weight
 
-        for task in self._tasks:
-            with _host_threads(task.elements):
-                weights = {name: fetch(load) for name, load in task.parts.items()}
-                packed.append(task.bound.provider.pack(task.bound.instance, weights))
-            if progress is not None:
-                progress((task.slot + 1) / len(self._tasks))
+        with ReadAhead((load, task.elements) for task in self._tasks for load in task.parts.values()) as read:
+            for task in self._tasks:
+                with _host_threads(task.elements):
+                    weights = {name: fetch(load) for name, load in task.parts.items()}
+                    packed.append(task.bound.provider.pack(task.bound.instance, weights))
+                if progress is not None:
+                    progress((task.slot + 1) / len(self._tasks))
         return tuple(packed)
 
     def weight_bytes(self, weights: Weights) -> int:

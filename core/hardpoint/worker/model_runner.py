@@ -17,7 +17,7 @@ import torch
 
 from hardpoint.models.base import CausalModel
 from hardpoint.scheduler.plan import RowLogprobs, StepPlan, StepResult
-from hardpoint.worker.batch_builder import HostBatch, build_host_batch
+from hardpoint.worker.batch_builder import HostBatch, Int64s, build_host_batch
 from hardpoint.worker.prompt_scores import PromptScorer, rows_to_host, with_chosen_first
 from hardpoint.worker.sampling_batch import SamplingBatchBuilder
 from hardpoint.worker.sequence_table import SequenceTable
@@ -96,10 +96,12 @@ class ModelRunner:
         batch = build_host_batch(
             plan, self._parts.layout.page_tokens, bucket if self._buckets else None, self._table_width
         )
+        rows = plan.rows[batch.sampled].astype(np.int64)
+        places = (plan.computed + plan.query_lengths)[batch.sampled].astype(np.int64)
         with torch.inference_mode():
-            inputs = self._inputs(plan, batch)
+            inputs = self._inputs(plan, batch, rows, places)
             outputs, self._state = self._programs[bucket].run(inputs, self._state, self._parts.weights)
-            self._keep_draws(plan, batch, outputs)
+            self._keep_draws(batch.num_sampled, rows, places, outputs)
             scores = self._scorer.launch(plan, outputs.hidden)
         sampled = batch.sampled[: batch.num_sampled]
         wanted = self._table.logprobs[plan.rows[sampled]]
@@ -137,28 +139,26 @@ class ModelRunner:
             return Bucket(0, 0)
         return next(b for b in self._buckets if b.tokens >= tokens and b.requests >= requests)
 
-    def _inputs(self, plan: StepPlan, batch: HostBatch) -> StepInputs:
+    def _inputs(self, plan: StepPlan, batch: HostBatch, drawn_rows: Int64s, drawn_at: Int64s) -> StepInputs:
         put = self._device.to_device
         rows, positions = put(torch.from_numpy(batch.rows)), put(torch.from_numpy(batch.positions))
         plans = tuple(planner.plan(batch.attention) for planner in self._parts.ops.planners)
-        drawn_at = (plan.computed + plan.query_lengths)[batch.sampled].astype(np.int64)
         hidden_index = self._scorer.hidden_index(plan, batch.attention.query_start)
         return StepInputs(
             token_ids=self._table.tokens[rows, positions].long(),
             positions=positions,
             plans=plans,
             logits_index=put(torch.from_numpy(batch.logits_index)),
-            sampling=self._sampling.build(plan.rows[batch.sampled].astype(np.int64), drawn_at),
+            sampling=self._sampling.build(drawn_rows, drawn_at),
             hidden_index=None if hidden_index is None else put(torch.from_numpy(hidden_index)),
         )
 
-    def _keep_draws(self, plan: StepPlan, batch: HostBatch, outputs: StepOutputs) -> None:
+    def _keep_draws(self, count: int, rows: Int64s, places: Int64s, outputs: StepOutputs) -> None:
         """Write what was drawn into the token table, on the device; draws of padding go to the dump column."""
-        if not batch.num_sampled:
+        if not count:
             return
-        rows = plan.rows[batch.sampled].astype(np.int64)
-        places = (plan.computed + plan.query_lengths)[batch.sampled].astype(np.int64)
-        places[batch.num_sampled :] = self._table.max_len
+        if count < len(places):
+            places = np.where(np.arange(len(places)) < count, places, self._table.max_len)
         put = self._device.to_device
         index = (put(torch.from_numpy(rows)), put(torch.from_numpy(places)))
         self._table.tokens.index_put_(index, outputs.sample.token_ids.to(torch.int32))

@@ -50,13 +50,13 @@ class BoundModel:
         return tuple(b for b in self.ops.bindings if b.fallback and self.ops.has_own_providers)
 
 
-def bind_model(config: EngineConfig, checkpoint: Checkpoint, device: Device) -> BoundModel:
-    """Build the model on the device's op table. Reads no weights.
+def bind_model(config: EngineConfig, checkpoint: Checkpoint, device: Device, ops: OpTable | None = None) -> BoundModel:
+    """Build the model on the device's op table, or on a fresh one that is given. Reads no weights.
 
     Raises ModelError, ConfigError, UnsupportedOperation.
     """
     dtype = choose_dtype(config.model.dtype, checkpoint.config, device.capabilities())
-    ops = op_table(device)
+    ops = op_table(device) if ops is None else ops
     model, book = build_model(checkpoint, ops, dtype, config.model.max_model_len)
     sample = ops.bind(ops.contract("sample").instance("sampler", torch.float32))
     score = ops.bind(ops.contract("logprobs").instance("prompt scores", torch.float32))
@@ -91,7 +91,7 @@ class Worker:
 
         started = time.perf_counter()
         self.weight_bytes = bound.book.weight_bytes(weights)
-        self.layout = _cache_layout(config, bound, device)
+        self.layout = cache_layout(config, bound, device)
         self.pages = _plan_pages(config, bound, device, self.layout)
         self.max_batch_tokens = _batch_tokens(config, device, bound.max_model_len)
         state = device.state_cache().allocate(self.layout, self.pages.num_pages)
@@ -141,7 +141,8 @@ class Worker:
         self.runner.forget(0)
 
 
-def _cache_layout(config: EngineConfig, bound: BoundModel, device: Device) -> CacheLayout:
+def cache_layout(config: EngineConfig, bound: BoundModel, device: Device) -> CacheLayout:
+    """What the cache keeps, page size and dtype resolved. Raises ConfigError for what the device does not read."""
     capabilities = device.capabilities()
     page_tokens = config.cache.page_tokens
     if page_tokens not in capabilities.page_tokens:

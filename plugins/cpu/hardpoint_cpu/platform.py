@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hardpoint_cpu.machine import look_at_machine, memory
@@ -26,12 +27,18 @@ class CpuPlatform(Platform):
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
         from hardpoint_cpu.device import CpuDevice
+        from hardpoint_cpu.native.backend import Backend, load
         from hardpoint_cpu.tuning import tune
 
         if index != 0:
             raise DeviceUnavailable(f"there is no cpu:{index}: the whole host is cpu:0", hint="--device cpu")
         info = self.probe().devices[0]
-        return CpuDevice(info, tune(look_at_machine(), options), platform.machine() in _VERIFIED)
+        machine = look_at_machine()
+        library, choices = load(options)
+        tuning = tune(machine, options, native=library is not None)
+        native = None if library is None else Backend(library, machine, tuning.threads, options)
+        tuning = replace(tuning, choices=(*choices, *tuning.choices))
+        return CpuDevice(info, tuning, platform.machine() in _VERIFIED, native)
 
 
 @hookimpl

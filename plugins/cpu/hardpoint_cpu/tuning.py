@@ -37,14 +37,18 @@ class Tuning:
     choices: tuple[TuningChoice, ...]
 
 
-def tune(machine: Machine, options: Mapping[str, Any]) -> Tuning:
+def tune(machine: Machine, options: Mapping[str, Any], native: bool = False) -> Tuning:
     """Choose, and set torch's thread count and the process's affinity accordingly.
+
+    `native`: kernels of our own run, which compute in float32, so that nothing of torch's is measured.
 
     Raises DeviceUnavailable for a NUMA node that is not there.
     """
     cpus, numa = _choose_numa(machine, options.get("numa"))
     threads, thread_choice = _choose_threads(machine, cpus, options.get("threads"))
     torch.set_num_threads(threads)
+    if native:
+        return Tuning(threads, (torch.float32,), False, (thread_choice, numa))
     dtypes, dtype_choice = _choose_dtype(machine, options.get("dtype"))
     blocked, layout_choice = _choose_layout(dtypes, options.get("layout"))
     return Tuning(threads, dtypes, blocked, (thread_choice, numa, dtype_choice, layout_choice))

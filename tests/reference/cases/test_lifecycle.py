@@ -52,6 +52,7 @@ def test_an_abort_at_any_moment_returns_the_pages(
 ) -> None:
     """Before its first step, between chunks, right behind the prompt, in the middle of decoding, among siblings."""
     driver = start(tiny, device=device, overlap=overlap, prefix_caching=prefix_caching, budget=16, max_num_seqs=6)
+    assert driver.info.prefix_caching is prefix_caching
     neighbour = driver.ask_one(prompt_of(10), _params(max_tokens=20))
     free = driver.scheduler.pager.available_pages
     for steps in (0, 1, 2, 3, 4, 6, 9):
@@ -103,6 +104,7 @@ def test_waste_is_less_than_a_page_per_sequence(device: str, tiny: Any, start: A
 
 def test_priorities_overtake(device: str, tiny: Any, start: Any, prompt_of: Any) -> None:
     driver = start(tiny, device=device, policy="priority", max_num_seqs=1)
+    assert driver.info.policy == "priority"
     order: list[int] = []
     answers = {
         priority: driver.submit(prompt_of(8, priority), _params(max_tokens=3), priority=priority)[0]

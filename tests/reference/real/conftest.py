@@ -22,6 +22,12 @@ from hardpoint.request.output import RequestOutput
 TIE = 1e-4
 #: Log-probabilities sum the error of a whole forward pass.
 CLOSE = 5e-4
+DEVICES = {
+    "reference": DeviceConfig("reference"),
+    "exact": DeviceConfig("cpu", numerics="exact"),
+    "fast": DeviceConfig("cpu"),
+    "torch": DeviceConfig("cpu", {"kernels": "torch"}),
+}
 
 
 class Oracle:
@@ -60,7 +66,7 @@ def open_llm() -> Callable[..., LLM]:
         return LLM.from_config(
             EngineConfig(
                 ModelConfig(str(path), max_model_len=512, **model),
-                DeviceConfig(device),
+                DEVICES[device],
                 CacheConfig(num_kv_pages=256),
                 SchedulerConfig(max_batch_tokens=max_batch_tokens, max_num_seqs=8),
             )

@@ -30,7 +30,7 @@ def oracle(make_oracle: Any, smollm2_path: Any) -> Any:
     return make_oracle(smollm2_path)
 
 
-@pytest.fixture(scope="module", params=[("reference", None), ("cpu", None), ("cpu", 16)], ids=str)
+@pytest.fixture(scope="module", params=[("reference", None), ("exact", None), ("exact", 16), ("torch", None)], ids=str)
 def llm(request: Any, open_llm: Any, smollm2_path: Any) -> Iterator[Any]:
     with open_llm(smollm2_path, *request.param) as opened:
         yield opened

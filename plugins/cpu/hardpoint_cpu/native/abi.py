@@ -41,6 +41,7 @@ class Code(IntEnum):
     CONV_STATE = 51
     SSM_SCAN = 52
     GATED_DELTA = 53
+    CEILING = 60
 
 
 #: HP_CODES: places in the profile.

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from hardpoint_cpu.machine import Machine
+from hardpoint_cpu.native.ceiling import measure_ceilings
 from hardpoint_cpu.native.library import LibraryUnavailable, NativeLibrary, Pool, find_library
 from hardpoint_cpu.native.program import TapeBuilder
 from hardpoint_cpu.native.provider import Setting
 from hardpoint_cpu.native.providers import native_providers
 from hardpoint_cpu.native.stage import Stage
 from hardpoint_platforms.capabilities import TuningChoice
+from hardpoint_platforms.ceilings import Ceilings
 from hardpoint_platforms.errors import DeviceUnavailable
 from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.program import ProgramBuilder
@@ -45,6 +47,14 @@ class Backend:
     def programs(self) -> ProgramBuilder:
         """Tapes."""
         return TapeBuilder(self.stage)
+
+    def ceilings(self) -> Ceilings | None:
+        """Measured by the library; None where it is too old for that."""
+        return measure_ceilings(self.stage, self.exact)
+
+    def kernel_seconds(self) -> float:
+        """Seconds in native kernels since the last call."""
+        return sum(self.stage.library.profile().values())
 
     def close(self) -> None:
         """End the threads."""

@@ -11,10 +11,12 @@ import torch
 
 from hardpoint_cpu.native.abi import Batch
 from hardpoint_cpu.native.attention_plan import NativePlan
+from hardpoint_cpu.native.provider import NativeProvider
 from hardpoint_cpu.native.recording import PlanSlot, Recording, Unreadable, Unrecordable
 from hardpoint_cpu.native.sizes import FIRST, SECOND, StepSize, compare
 from hardpoint_cpu.native.stage import Stage
 from hardpoint_cpu.native.tape import Tape
+from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.program import Bucket, Program, ProgramBuilder, StepFunction, StepInputs, StepOutputs, Weights
 from hardpoint_platforms.state_cache import State
 
@@ -31,6 +33,9 @@ class TapeBuilder(ProgramBuilder):
     def buckets(self, max_tokens: int, max_requests: int) -> tuple[Bucket, ...]:
         self._largest = StepSize(max_tokens, max_requests)
         return ()
+
+    def holds(self, provider: OpProvider) -> bool:
+        return isinstance(provider, NativeProvider)
 
     def build(self, step: StepFunction, bucket: Bucket) -> Program:
         return TapeProgram(self._stage, step, self._largest)

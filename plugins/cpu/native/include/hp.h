@@ -53,6 +53,8 @@ enum hp_code {
   HP_CONV_STATE = 51,
   HP_SSM_SCAN = 52,
   HP_GATED_DELTA = 53,
+  /* ceiling.cpp */
+  HP_CEILING = 60,
   HP_CODES = 64
 };
 
@@ -104,7 +106,8 @@ int32_t hp_pool_threads(const hp_pool *pool);
 /* Play ops in order. Returns 0, or 1 + the index of the first op that no kernel takes. batch may be NULL for fixed rows. */
 int64_t hp_run(hp_pool *pool, const hp_op *ops, int64_t count, const hp_batch *batch);
 
-/* Seconds spent in each op code since the last call, by thread 0; fills seconds[HP_CODES]. For `bench kernels`. */
+/* Seconds spent in each op code since the last call, until the last thread was done; fills seconds[HP_CODES]. For
+ * `bench kernels`. */
 void hp_profile(double *seconds);
 
 /* Weights of HP_LINEAR and HP_EXPERTS: repacked once (gemm.cpp). */

@@ -78,6 +78,7 @@ struct Call {
   int64_t count;
   const hp_batch *batch;
   const KernelTable *table;
+  std::chrono::steady_clock::time_point done;  // when thread 0 was
 };
 
 int64_t rows_of(const hp_op &op, const hp_batch *batch) {
@@ -87,7 +88,7 @@ int64_t rows_of(const hp_op &op, const hp_batch *batch) {
 
 void play(void *argument, const Worker &worker) {
   using Clock = std::chrono::steady_clock;
-  const Call &call = *static_cast<const Call *>(argument);
+  Call &call = *static_cast<Call *>(argument);
   Clock::time_point before;
   if (worker.thread == 0) before = Clock::now();
   for (int64_t k = 0; k < call.count; k++) {
@@ -100,6 +101,7 @@ void play(void *argument, const Worker &worker) {
       before = now;
     }
   }
+  if (worker.thread == 0) call.done = before;
 }
 
 }  // namespace
@@ -143,8 +145,11 @@ int64_t hp_run(hp_pool *pool, const hp_op *ops, int64_t count, const hp_batch *b
   const hp::KernelTable *table = hp::chosen();
   for (int64_t k = 0; k < count; k++)
     if (ops[k].code <= 0 || ops[k].code >= HP_CODES || !table->run[ops[k].code]) return k + 1;
-  hp::Call call{ops, count, batch, table};
+  if (!count) return 0;
+  hp::Call call{ops, count, batch, table, {}};
   pool->run(hp::play, &call);
+  // The other threads may have been at the last op for longer than thread 0.
+  hp::spent[ops[count - 1].code] += std::chrono::duration<double>(std::chrono::steady_clock::now() - call.done).count();
   return 0;
 }
 

@@ -56,5 +56,6 @@ void add_gemm(KernelTable &);
 void add_attention(KernelTable &);
 void add_sampling(KernelTable &);
 void add_state(KernelTable &);
+void add_ceiling(KernelTable &);
 HP_END
 #endif

@@ -9,10 +9,12 @@
 
 namespace {
 
-// How long a thread spins, in microseconds, before it sleeps. No yielding in between: on a busy machine a thread that
-// yields comes back a time slice later, and one that slept is let in at once.
-constexpr int64_t kSpinInCall = 100;        // at a barrier: the others are an op's uneven rest behind, or preempted
-constexpr int64_t kSpinBetweenCalls = 200;  // the pause of a server between two steps is about that
+// How long a thread spins, in microseconds, before it sleeps. It never yields: on a busy machine a thread that yields
+// comes back a time slice later, where one that sleeps is let in as soon as it is woken.
+constexpr int64_t kSpinInCall = 250;         // at a barrier; waking takes about half of that
+constexpr int64_t kSpinBetweenCalls = 1000;  // what a server does between two steps takes less
+// A look at the clock that comes so late means that others want the processor: then sleep at once.
+constexpr int64_t kPreempted = 100;
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -45,12 +47,14 @@ void Signal::wait(uint32_t seen, int64_t spin_microseconds) {
     if (now() != seen) return;
     relax();
   }
-  const int64_t start = microseconds();
-  while (microseconds() - start < spin_microseconds) {
+  const int64_t end = microseconds() + spin_microseconds;
+  for (int64_t time = end - spin_microseconds, before = time; time < end && time - before < kPreempted;) {
     for (int k = 0; k < 20; k++) {
       if (now() != seen) return;
       relax();
     }
+    before = time;
+    time = microseconds();
   }
   sleep(seen);
 }

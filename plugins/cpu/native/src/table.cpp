@@ -13,6 +13,7 @@ KernelTable make_table() {
   add_attention(table);
   add_sampling(table);
   add_state(table);
+  add_ceiling(table);
   return table;
 }
 

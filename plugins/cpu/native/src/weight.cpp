@@ -33,13 +33,14 @@ bool allocate(hp_weight &weight) {
   const int64_t code_bytes = padded(weight.panels * weight.units * unit_bytes(weight.codes));
   int64_t bytes = code_bytes;
   for (const Level *level : levels) bytes += level_bytes(weight, *level);
-  // Large pages where the system gives them: a token reads every weight once, and page walks cost more than the sums.
   const int64_t align = bytes >= kHuge ? kHuge : kAlign;
-  const int64_t whole = (bytes + kAlign + align - 1) / align * align;  // kAlign more: kernels may look one slice ahead
-  weight.memory = static_cast<char *>(std::aligned_alloc(static_cast<std::size_t>(align), static_cast<std::size_t>(whole)));
-  if (!weight.memory) return false;
+  void *memory = nullptr;
+  if (posix_memalign(&memory, static_cast<std::size_t>(align), static_cast<std::size_t>(bytes))) return false;
+  weight.memory = static_cast<char *>(memory);
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  if (align == kHuge) madvise(weight.memory, static_cast<std::size_t>(whole), MADV_HUGEPAGE);
+  // Large pages where the system gives them, for the part that fills them: a token reads every weight once, and each
+  // page walk costs a cache line or two. Best effort.
+  if (align == kHuge) (void)madvise(memory, static_cast<std::size_t>(bytes / kHuge * kHuge), MADV_HUGEPAGE);
 #endif
   weight.bytes = bytes;
   weight.code_data = weight.memory;

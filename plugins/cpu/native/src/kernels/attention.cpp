@@ -20,7 +20,7 @@ class Attention {
     keys_ = Pool<Number>{(Type *)op.p[3], (float *)op.p[8], kv_heads_, width_};
     values_ = Pool<Number>{(Type *)op.p[4], (float *)op.p[9], kv_heads_, value_width_};
     rule_ = ScoreRule{op.i[5], op.f[1], (const float *)op.p[7], (const float *)op.p[6]};
-    plan_ = Plan{&batch, Heads{heads_, heads_ / kv_heads_, true}, op.i[5], 2 + padded(value_width_), 0, 0};
+    plan_ = Plan{&batch, Heads{heads_, heads_ / kv_heads_, true}, op.i[5], 2 + padded(value_width_), 0};
     const int64_t q = padded(width_), v = padded(value_width_);
     float *at = (float *)w_.scratch(sizeof(float) * (std::size_t)(kBlockRows * (q + v + 2) +
                                                                   kTileRows * (kChunk + v) + kChunk * (q + v)));
@@ -34,17 +34,41 @@ class Attention {
     store_new(rows);
     float *parts = floats ? (float *)w_.shared_scratch(sizeof(float) * (std::size_t)floats) : nullptr;
     w_.barrier();
-    int64_t mine = w_.next_work();
-    for_units(plan_, [&](const Unit &unit) {
-      for (; mine < unit.first_item + unit.items; mine = w_.next_work())
-        attend(unit, item_of(plan_, unit, mine - unit.first_item), parts);
-    });
+    take_items(parts);
     if (!floats) return;
     w_.barrier();
     join_parts(plan_, rule_, bench_, parts, w_, [&](int64_t token, int64_t head) { give(0, token, head); });
   }
 
  private:
+  // What a thread has taken to do.
+  struct Task {
+    Unit unit;
+    Item item;
+    bool direct;
+  };
+
+  // Work through items as they are handed out. The next one is taken before this one is begun, while there are plenty,
+  // so that its first keys can be fetched ahead.
+  void take_items(float *parts) {
+    Task held{};
+    bool holds = false;
+    int64_t mine = w_.next_work();
+    for_units(plan_, [&](const Unit &unit) {
+      for (; mine < unit.first_item + unit.items; mine = w_.next_work()) {
+        const Item item = item_of(plan_, unit, mine - unit.first_item);
+        const Task task{unit, item, unit.queries * item.heads <= kDirectRows && whole_vectors()};
+        if (holds) attend(held, task.direct ? &task : nullptr, parts);
+        holds = task.direct && mine + w_.threads < plan_.items;
+        if (holds) held = task;
+        else attend(task, nullptr, parts);
+      }
+    });
+    if (holds) attend(held, nullptr, parts);
+  }
+
+  bool whole_vectors() const { return width_ % W == 0 && value_width_ % W == 0; }
+
   // This thread's share of the step's keys and values, and of the padding's zeros.
   void store_new(int64_t rows) {
     const int64_t real = batch_.query_start[batch_.num_requests];
@@ -71,26 +95,34 @@ class Attention {
                 sizeof(float) * (std::size_t)value_width_);
   }
 
-  void attend(const Unit &unit, const Item &item, float *parts) {
-    const int64_t width = padded(width_), value_width = padded(value_width_);
+  void attend(const Task &task, const Task *following, float *parts) {
+    const Unit &unit = task.unit;
+    const Item &item = task.item;
+    const int64_t width = padded(width_);
     const Rows rows{unit.queries * item.heads, item.heads, unit.position, item.first_head, q_, width,
-                    width,                     value_width};
+                    width,                     padded(value_width_)};
     for (int64_t r = 0; r < rows.count; r++)
       take_query((const float *)op_.p[0] + (unit.token + r / item.heads) * op_.i[6] + rows.head_of(r) * width_,
                  q_ + r * width);
-    const bool direct = rows.count <= kDirectRows && width == width_ && value_width == value_width_;
-    if (direct) locate(unit, item, item.first_chunk);
+    if (task.direct && !ready_) locate(task, item.first_chunk, near_[turn_]);
+    ready_ = false;
     const bool whole = walk(plan_, unit, item, rows, rule_, bench_, parts, [&](int64_t number, const auto &to) {
-      if (direct) {
-        Keys<Type> &keys = near_[number & 1];
-        const bool more = number + 1 < item.first_chunk + item.chunks;
-        keys.next = more ? locate(unit, item, number + 1) : nullptr;
-        attend_chunk<Number>(rows, rule_, keys, scores_, to);
-      } else {
+      if (!task.direct) {
         Keys<float> keys;
         copy(unit, item, number, keys);
-        attend_chunk<Float32>(rows, rule_, keys, scores_, to);
+        return attend_chunk<Float32>(rows, rule_, keys, scores_, to);
       }
+      Keys<Type> &keys = near_[turn_], &next = near_[turn_ ^= 1];
+      keys.next = &next;
+      if (number + 1 < item.first_chunk + item.chunks) {
+        locate(task, number + 1, next);
+      } else if (following) {
+        locate(*following, following->item.first_chunk, next);
+        ready_ = true;
+      } else {
+        keys.next = nullptr;
+      }
+      attend_chunk<Number>(rows, rule_, keys, scores_, to);
     });
     if (!whole) return;
     for (int64_t r = 0; r < rows.count; r++) give(r, unit.token + r / item.heads, rows.head_of(r));
@@ -105,17 +137,16 @@ class Attention {
   }
 
   // Point to a chunk's keys and values in the pools.
-  const Keys<Type> *locate(const Unit &unit, const Item &item, int64_t number) {
-    Keys<Type> &keys = near_[number & 1];
-    begin(keys, unit, number);
-    for_slots(batch_, group_, unit.request, keys.start, keys.low, keys.high, [&](int k, int64_t slot) {
-      keys.key[k] = keys_.row(slot, item.kv_head);
-      keys.value[k] = values_.row(slot, item.kv_head);
-      scales(keys, k, slot, item.kv_head);
+  void locate(const Task &task, int64_t number, Keys<Type> &keys) const {
+    begin(keys, task.unit, number);
+    const int64_t head = task.item.kv_head;
+    for_slots(batch_, group_, task.unit.request, keys.start, keys.low, keys.high, [&](int k, int64_t slot) {
+      keys.key[k] = keys_.row(slot, head);
+      keys.value[k] = values_.row(slot, head);
+      scales(keys, k, slot, head);
     });
     repeat_ends(keys.key, keys.low, keys.high);
     repeat_ends(keys.value, keys.low, keys.high);
-    return &keys;
   }
 
   // Copy a chunk's keys and values as padded float32.
@@ -156,7 +187,9 @@ class Attention {
   Plan plan_;
   float *q_, *scores_, *key_copies_, *value_copies_;
   Bench bench_;
-  Keys<Type> near_[2];
+  Keys<Type> near_[2];  // the chunk that is read and the one after it, for direct tasks
+  int turn_ = 0;
+  bool ready_ = false;  // near_[turn_] is the next task's first chunk already
 };
 
 // p0 q, p1 k, p2 v, p3 key pool, p4 value pool, p5 out, p6 sinks [heads], p7 alibi slopes [heads], p8/p9 float scales per

@@ -149,7 +149,7 @@ static inline void mix_seen(const float *p, const Keys<typename Number::type> &k
 // Pages lie apart: the processor does not foresee where the next keys are.
 template <class Type>
 static inline void fetch(const Type *p, int64_t width) {
-  for (int64_t i = 0; i < width; i += 64 / (int64_t)sizeof(Type)) __builtin_prefetch(p + i, 0, 2);
+  for (int64_t i = 0; i < width; i += 64 / (int64_t)sizeof(Type)) __builtin_prefetch(p + i, 0, 3);
 }
 
 // R rows from `row` on over one chunk: parts[R], mixed [R, value_width]. scores: [R, kChunk] to work in.

@@ -36,7 +36,8 @@ struct Plan {
   int64_t window;
   int64_t part_floats;   // kept per row and chunk of a cut unit: top, total, mixed
   int64_t query_floats;  // kept per row of a cut unit behind its parts: a query that is dear to make
-  int64_t fair;          // cost of an item; 0: never cut
+  int64_t fair = 0;      // cost of an item; 0: never cut
+  int64_t items = 0;     // of all units
 };
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -92,14 +93,14 @@ static inline void for_units(const Plan &plan, Body body) {
   }
 }
 
-// Decide how fine to cut, and how many floats the parts of all cut units take.
+// Decide how fine to cut; returns how many floats the parts of all cut units take.
 static inline int64_t settle(Plan &plan, int threads) {
-  plan.fair = 0;
-  if (threads == 1) return 0;
   int64_t cost = 0, floats = 0;
-  for_units(plan, [&](const Unit &u) { cost += u.head_blocks * u.chunks * (u.queries * u.heads + 8); });
-  plan.fair = cost / (threads * 3) + 1;
+  if (threads > 1)
+    for_units(plan, [&](const Unit &u) { cost += u.head_blocks * u.chunks * (u.queries * u.heads + 8); });
+  plan.fair = threads > 1 ? cost / (threads * 3) + 1 : 0;
   for_units(plan, [&](const Unit &u) {
+    plan.items = u.first_item + u.items;
     if (u.pieces > 1) floats = u.parts + u.queries * plan.heads.total * u.row_floats;
   });
   return floats;

@@ -12,20 +12,13 @@ constexpr int64_t kAlone = 12288;
 class Pieces {
  public:
   Pieces(int64_t panels, const Worker &worker) : worker_(worker), panels_(panels) {}
+
   bool next(int64_t &begin, int64_t &end) {
-    const int64_t mine = worker_.threads == 1 ? (panels_ > end_ ? 0 : -1) : worker_.next_work();
-    if (mine < 0) return false;
-    if (worker_.threads == 1) {
-      begin = 0;
-      end = end_ = panels_;
-      return true;
-    }
-    while (counted_ <= mine) {
+    for (const int64_t mine = worker_.next_work(); counted_ <= mine; counted_++) {
       if (end_ >= panels_) return false;
-      const int64_t left = panels_ - end_, size = left / (2 * worker_.threads);
+      const int64_t left = panels_ - end_, size = worker_.threads == 1 ? left : left / (2 * worker_.threads);
       begin_ = end_;
       end_ += size < 1 ? 1 : size;
-      counted_++;
     }
     begin = begin_;
     end = end_;

@@ -9,6 +9,10 @@
 // All sums are exact, so that how they are grouped changes nothing.
 #pragma once
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "../simd.h"
 #include "../weight.h"
 
@@ -20,11 +24,11 @@
 HP_BEGIN
 
 constexpr int kVectors = kRows / W;  // float vectors that hold a number of each row
-// How far the loops over slices and columns are unrolled: fully where their sums live in registers.
+// How far loops over slices, columns and vectors are unrolled.
 #if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 constexpr int kUnroll = 8;
 #else
-constexpr int kUnroll = 1;
+constexpr int kUnroll = 2;
 #endif
 
 #if defined(__AVX512F__)
@@ -214,44 +218,73 @@ static inline void widen(Wide a, vf *out) { for (int q = 0; q < 4; q++) out[q] =
 
 #else
 
+// Vectors of 16 bytes: four rows each.
+typedef int8_t Bytes __attribute__((vector_size(16)));
+typedef uint8_t Unsigned __attribute__((vector_size(16)));
+typedef int16_t Words __attribute__((vector_size(16)));
+constexpr int kParts4 = 4;
+
 constexpr int kTile = 4;
-struct Slice { int8_t v[kSliceBytes]; };
-struct Signed { int8_t v[kSliceBytes]; };
-struct Quad { int8_t v[4]; };
-struct Small { int32_t v[kRows]; };
-struct Wide { int32_t v[kRows]; };
+struct Slice { Bytes v[kParts4]; };
+struct Signed { Words even[kParts4], odd[kParts4]; };  // columns 0 and 2, columns 1 and 3 of each row
+struct Quad { Words even, odd; };
+struct Small { vi v[kParts4]; };
+struct Wide { vi v[kParts4]; };
 
 static inline Slice load_slice(const uint8_t *p) { Slice s; std::memcpy(s.v, p, sizeof s.v); return s; }
-static inline Slice low_nibbles(Slice s) { for (int8_t &v : s.v) v &= 15; return s; }
-static inline Slice high_nibbles(Slice s) { for (int8_t &v : s.v) v = (int8_t)((uint8_t)v >> 4); return s; }
-static inline Slice look_up(Slice s, const int8_t *table) { for (int8_t &v : s.v) v = table[v & 15]; return s; }
+static inline Slice low_nibbles(Slice s) {
+  for (Bytes &v : s.v) v = v & 15;
+  return s;
+}
+static inline Slice high_nibbles(Slice s) {
+  for (Bytes &v : s.v) v = (Bytes)((Unsigned)v >> 4);
+  return s;
+}
+// No vector instruction does this everywhere; called rather than unrolled, which would take compilers minutes.
+__attribute__((noinline, unused)) static Slice look_up(Slice s, const int8_t *table) {
+  int8_t codes[kSliceBytes];
+  std::memcpy(codes, s.v, sizeof codes);
+  for (int8_t &code : codes) code = table[code];
+  std::memcpy(s.v, codes, sizeof codes);
+  return s;
+}
 static inline Slice join6(Slice nibbles, Slice high, int at) {
-  for (int k = 0; k < kSliceBytes; k++)
-    nibbles.v[k] = (int8_t)((nibbles.v[k] | (((uint8_t)high.v[k] >> (2 * at)) & 3) << 4) - 32);
+  for (int q = 0; q < kParts4; q++)
+    nibbles.v[q] = (nibbles.v[q] | (Bytes)((((Unsigned)high.v[q] >> (2 * at)) & 3) << 4)) - 32;
   return nibbles;
 }
 static inline void store_slice(uint8_t *p, Slice s) { std::memcpy(p, s.v, sizeof s.v); }
-static inline Signed as_signed(Slice s) { Signed out; std::memcpy(out.v, s.v, sizeof s.v); return out; }
-static inline Quad load_quad(const int8_t *x) { Quad q; std::memcpy(q.v, x, 4); return q; }
-static inline void clear(Small &a) { std::memset(a.v, 0, sizeof a.v); }
-static inline void clear(Wide &a) { std::memset(a.v, 0, sizeof a.v); }
-__attribute__((noinline)) static void add_plain(int32_t *sums, const int8_t *codes, const Quad &x) {
-  for (int row = 0; row < kRows; row++) {
-    const int8_t *c = codes + 4 * row;
-    sums[row] += c[0] * x.v[0] + c[1] * x.v[1] + c[2] * x.v[2] + c[3] * x.v[3];
+static inline Signed as_signed(Slice s) {
+  Signed out;
+  for (int q = 0; q < kParts4; q++) {
+    out.even[q] = ((Words)s.v[q] << 8) >> 8;
+    out.odd[q] = (Words)s.v[q] >> 8;
   }
+  return out;
 }
-static inline void add(Small &a, const Slice &s, const Quad &x) { add_plain(a.v, s.v, x); }
-static inline void add(Wide &a, const Signed &s, const Quad &x) { add_plain(a.v, s.v, x); }
-static inline void widen_plain(const int32_t *sums, vf *out) {
-  for (int q = 0; q < kVectors; q++) {
-    vi part;
-    std::memcpy(&part, sums + q * W, sizeof part);
-    out[q] = to_float(part);
-  }
+static inline Quad load_quad(const int8_t *x) {
+  const vi even = splat_int((int32_t)((uint32_t)(uint16_t)x[0] | (uint32_t)(uint16_t)x[2] << 16));
+  const vi odd = splat_int((int32_t)((uint32_t)(uint16_t)x[1] | (uint32_t)(uint16_t)x[3] << 16));
+  return {(Words)even, (Words)odd};
 }
-static inline void widen(const Small &a, vf *out) { widen_plain(a.v, out); }
-static inline void widen(const Wide &a, vf *out) { widen_plain(a.v, out); }
+static inline void clear(Small &a) { for (vi &v : a.v) v = vi{}; }
+static inline void clear(Wide &a) { for (vi &v : a.v) v = vi{}; }
+// Sums of neighbouring products.
+static inline vi pairs(Words a, Words b) {
+#if defined(__SSE2__)
+  return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  const vi low = (((vi)a << 16) >> 16) * (((vi)b << 16) >> 16);
+  return low + ((vi)a >> 16) * ((vi)b >> 16);
+#endif
+}
+static inline void add(vi *sums, const Signed &s, const Quad &x) {
+  for (int q = 0; q < kParts4; q++) sums[q] = sums[q] + pairs(s.even[q], x.even) + pairs(s.odd[q], x.odd);
+}
+static inline void add(Wide &a, Signed s, Quad x) { add(a.v, s, x); }
+static inline void add(Small &a, Slice s, Quad x) { add(a.v, as_signed(s), x); }
+static inline void widen(Small a, vf *out) { for (int q = 0; q < kParts4; q++) out[q] = to_float(a.v[q]); }
+static inline void widen(Wide a, vf *out) { for (int q = 0; q < kParts4; q++) out[q] = to_float(a.v[q]); }
 
 #endif
 

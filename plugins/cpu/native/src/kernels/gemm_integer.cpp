@@ -13,7 +13,8 @@ struct Panel {
   int64_t blocks;
   int64_t blocks_per_scale;
   const int8_t *table;
-  int64_t ahead;  // bytes to prefetch ahead, 0 where the codes are in cache
+  const uint8_t *ahead;  // what to fetch into the cache meanwhile: `ahead_step` bytes for each block
+  int64_t ahead_step;
 };
 
 static inline Slice nibbles(const uint8_t *block, int v) {
@@ -36,30 +37,28 @@ template <> struct SumOf<Codes::kU4> { using Type = Small; };
 // acc[c][row] of C columns of activations: x [block][C][32], s [block][which][C].
 template <Codes K, bool Halves, bool Offset, int C>
 void tile(const Panel &p, const int8_t *x, const float *s, float *out) {
-  constexpr int parts = Halves ? 2 : 1, slices = 8 / parts, which = 1 + parts;
+  constexpr int64_t which = scales_per_block(Halves);
   constexpr int64_t block_bytes = K == Codes::kI8 ? 512 : K == Codes::kI6 ? 384 : 256;
   alignas(64) float acc[C][kRows] = {};
   const uint8_t *w = p.codes;
+  const uint8_t *ahead = p.ahead;
   const float *d = p.scales, *m = p.offsets;
   int64_t until = p.blocks_per_scale;
   for (int64_t b = 0; b < p.blocks; b++) {
-    if constexpr (C <= 2) {
-      for (int64_t line = 0; line < block_bytes; line += 64) __builtin_prefetch(w + p.ahead + line, 0, 3);
-    }
+    for (int64_t line = 0; line < p.ahead_step; line += 64) __builtin_prefetch(ahead + line, 0, 3);
+    ahead += p.ahead_step;
     if (!Halves && b == until) {
       d += kRows;
       m += kRows;
       until += p.blocks_per_scale;
     }
 #pragma GCC unroll kUnroll
-    for (int part = 0; part < parts; part++) {
+    for (int part = 0; part < 2; part++) {
       typename SumOf<K>::Type sum[C];
 #pragma GCC unroll kUnroll
       for (int c = 0; c < C; c++) clear(sum[c]);
 #pragma GCC unroll kUnroll
-      for (int i = 0; i < slices; i++) {
-        // whole blocks: a low and a high nibble in turn, of one load
-        const int v = Halves ? part * 4 + i : (K == Codes::kI8 ? i : i / 2 + (i & 1) * 4);
+      for (int v = part * 4; v < part * 4 + 4; v++) {
         const auto q = fetch<K>(w, v, p.table);
 #pragma GCC unroll kUnroll
         for (int c = 0; c < C; c++) add(sum[c], q, load_quad(x + c * kBlock + 4 * v));
@@ -68,11 +67,11 @@ void tile(const Panel &p, const int8_t *x, const float *s, float *out) {
       for (int c = 0; c < C; c++) {
         vf f[kVectors];
         widen(sum[c], f);
-        const vf scale = splat(s[c]);
+        const vf scale = splat(s[part * C + c]);
 #pragma GCC unroll kUnroll
         for (int r = 0; r < kVectors; r++) {
           vf a = fma(load(d + r * W) * scale, f[r], load(&acc[c][r * W]));
-          if constexpr (Offset) a = fma(load(m + r * W), splat(s[(1 + part) * C + c]), a);
+          if (Offset && (Halves || part)) a = fma(load(m + r * W), splat(s[(Halves ? 2 + part : 2) * C + c]), a);
           store(&acc[c][r * W], a);
         }
       }
@@ -181,7 +180,15 @@ void unpack(const hp_weight &w, const uint8_t *codes, uint8_t *out) {
 // From this many rows on, codes that are not multiplied as they lie are unpacked once per panel.
 constexpr int64_t kUnpackRows = 3 * kTile;
 constexpr int64_t kUnpackMost = 384 << 10;
-constexpr int64_t kAhead = 3072;
+
+// While the first tiles of a panel are computed, the next panel is fetched; a single tile fetches a little ahead of itself.
+void look_ahead(Panel &view, const uint8_t *packed, int64_t panel_bytes, int64_t tile, int64_t tiles) {
+  constexpr int64_t kNear = 3072, kTiles = 4;
+  const int64_t block_bytes = panel_bytes / view.blocks;
+  const int64_t fetching = tiles < 2 ? 1 : tiles < kTiles ? 2 : kTiles;
+  view.ahead_step = tile < fetching ? block_bytes / fetching : 0;
+  view.ahead = packed + (tiles < 2 && panel_bytes > kNear ? kNear : panel_bytes) + tile * view.ahead_step * view.blocks;
+}
 
 bool unpacks(const hp_weight &w) {
   return (w.codes == Codes::kI6 || w.codes == Codes::kTable4) && w.units * 8 * kSliceBytes <= kUnpackMost;
@@ -210,13 +217,15 @@ void multiply_integer(const hp_weight &w, int64_t begin, int64_t end, const Rows
     const Codes codes = by_bytes ? Codes::kI8 : w.codes;
     for (int64_t panel = begin; panel < end; panel++) {
       widen_scales(w, panel, scales, offsets);
-      Panel view{(const uint8_t *)w.code_data + panel * panel_bytes, scales, offsets, w.units, w.blocks_per_scale, w.table, kAhead};
+      const uint8_t *packed = (const uint8_t *)w.code_data + panel * panel_bytes;
+      Panel view{packed, scales, offsets, w.units, w.blocks_per_scale, w.table, nullptr, 0};
       if (by_bytes) {
         w.codes == Codes::kI6 ? unpack<Codes::kI6>(w, view.codes, unpacked) : unpack<Codes::kTable4>(w, view.codes, unpacked);
         view.codes = unpacked;
       }
       for (int64_t row = from; row < to; row += kTile) {
         const int64_t width = to - row < kTile ? to - row : kTile;
+        look_ahead(view, packed, panel_bytes, (row - from) / kTile, (to - from + kTile - 1) / kTile);
         alignas(64) float sums[kTile * kRows];
         tile_of(codes, w.halves, w.offset, width)(view, rows.codes + row * row_codes(w), rows.scales + row * row_scales(w), sums);
         emit(w, panel, row, (int)width, sums, result);

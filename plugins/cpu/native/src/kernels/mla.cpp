@@ -24,7 +24,7 @@ class LatentAttention {
     rule_ = ScoreRule{0, 0, nullptr, nullptr};
     value_width_ = padded(latent_);
     width_ = value_width_ + padded(rope_);
-    plan_ = Plan{&batch, Heads{heads_, heads_, false}, 0, 2 + value_width_, width_, 0};
+    plan_ = Plan{&batch, Heads{heads_, heads_, false}, 0, 2 + value_width_, width_};
     const int64_t most = nope_ > out_width_ ? nope_ : out_width_, pointers = (most + 8) * 2;
     float *at = (float *)w_.scratch(sizeof(float) * (std::size_t)(kBlockRows * (width_ + value_width_ + 2 + nope_) +
                                                                   kTileRows * (kChunk + value_width_ + out_width_ + 8) +

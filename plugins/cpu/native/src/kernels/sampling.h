@@ -22,6 +22,7 @@ constexpr int D = W / 2;  // doubles in a vector
 
 typedef double vd __attribute__((vector_size(D * 8)));
 typedef int64_t vl __attribute__((vector_size(D * 8)));
+typedef uint64_t vul __attribute__((vector_size(D * 8)));
 
 static inline vd widen(const float *p) {
 #if defined(__AVX512F__)
@@ -74,7 +75,7 @@ static inline vd exp_within(vd x) {
   q = fma_double(q, r, splat_double(0.16666666666666669));
   q = fma_double(q, r, splat_double(0.5));
   const vd p = fma_double(q * r, r, r) + splat_double(1.0);
-  return (vd)((vl)p + ((vl)shifted << 52));  // times 2^n, in the exponent's bits
+  return (vd)((vul)p + ((vul)shifted << 52));  // times 2^n, in the exponent's bits; wraps for what is not kept
 }
 // e^x; 0 below -708, finite above 709.
 static inline vd exp_double(vd x) {

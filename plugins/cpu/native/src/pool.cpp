@@ -15,6 +15,12 @@ constexpr int64_t kSpinInCall = 250;         // at a barrier; waking takes about
 constexpr int64_t kSpinBetweenCalls = 1000;  // what a server does between two steps takes less
 // A look at the clock that comes so late means that others want the processor: then sleep at once.
 constexpr int64_t kPreempted = 100;
+// A call whose threads slept at barriers for a larger share of it than this was crowded.
+constexpr int64_t kCrowdedShare = 4;  // one in four
+// Calls with fewer threads before all are tried again: from, to; doubled each time that it is still crowded.
+constexpr int64_t kFewest = 4, kMost = 64;
+// Threads of a call in the number that announces it; 0 of them means: end.
+constexpr int kThreadBits = 16;
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -35,35 +41,37 @@ namespace hp {
 
 // The sleeper counts itself, then looks at the number; this thread moves the number, then looks at the count. Both are
 // sequentially consistent, so at least one sees the other; the lock makes sure that the sleeper already waits.
-void Signal::advance() {
-  value_.fetch_add(1);
+void Signal::set(uint64_t value) {
+  value_.store(value);
   if (asleep_.load() == 0) return;
   { std::lock_guard<std::mutex> lock(mutex_); }
   moved_.notify_all();
 }
 
-void Signal::wait(uint32_t seen, int64_t spin_microseconds) {
+int64_t Signal::wait(uint64_t seen, int64_t spin_microseconds) {
   for (int k = 0; k < 100; k++) {
-    if (now() != seen) return;
+    if (now() != seen) return 0;
     relax();
   }
   const int64_t end = microseconds() + spin_microseconds;
   for (int64_t time = end - spin_microseconds, before = time; time < end && time - before < kPreempted;) {
     for (int k = 0; k < 20; k++) {
-      if (now() != seen) return;
+      if (now() != seen) return 0;
       relax();
     }
     before = time;
     time = microseconds();
   }
-  sleep(seen);
+  return sleep(seen);
 }
 
-void Signal::sleep(uint32_t seen) {
+int64_t Signal::sleep(uint64_t seen) {
+  const int64_t start = microseconds();
   std::unique_lock<std::mutex> lock(mutex_);
   asleep_.fetch_add(1);
   moved_.wait(lock, [&] { return value_.load() != seen; });
   asleep_.fetch_sub(1);
+  return microseconds() - start;
 }
 
 char *Worker::scratch(std::size_t bytes) const { return static_cast<hp_pool *>(impl)->scratch(thread, bytes); }
@@ -103,8 +111,7 @@ hp_pool::hp_pool(int threads, const int32_t *cpus) : threads_(threads), own_(thr
 hp_pool::~hp_pool() { stop(); }
 
 void hp_pool::stop() {
-  job_ = nullptr;
-  calls_.advance();
+  calls_.set(++number_ << kThreadBits);
   for (auto &other : others_) other.join();
 }
 
@@ -120,12 +127,17 @@ void hp_pool::pin(int thread) {
 #endif
 }
 
+// A thread that is left out of a call may sleep through it; one that takes part cannot miss the next: nobody starts it before
+// all have met.
 void hp_pool::serve(int thread) {
   pin(thread);
-  for (uint32_t seen = 0;; seen++) {
+  for (uint64_t seen = 0;;) {
     calls_.wait(seen, kSpinBetweenCalls);
-    if (!job_) return;
-    job_(argument_, hp::Worker{thread, threads_, this});
+    seen = calls_.now();
+    const int active = static_cast<int>(seen & ((1 << kThreadBits) - 1));
+    if (!active) return;
+    if (thread >= active) continue;
+    job_(argument_, hp::Worker{thread, active, this});
     barrier();
   }
 }
@@ -134,20 +146,42 @@ void hp_pool::run(void (*job)(void *, const hp::Worker &), void *argument) {
   std::lock_guard<std::mutex> lock(callers_);
   job_ = job;
   argument_ = argument;
+  active_ = calls_left_ > 0 ? (threads_ + 1) / 2 : threads_;
   work_.store(0, std::memory_order_relaxed);
-  if (threads_ > 1) calls_.advance();
-  job(argument, hp::Worker{0, threads_, this});
+  if (active_ == 1) {
+    if (calls_left_ > 0) calls_left_--;
+    return job(argument, hp::Worker{0, 1, this});
+  }
+  lost_.store(0, std::memory_order_relaxed);
+  const int64_t start = microseconds();
+  calls_.set(++number_ << kThreadBits | static_cast<uint64_t>(active_));
+  job(argument, hp::Worker{0, active_, this});
   barrier();
+  judge(microseconds() - start);
+}
+
+void hp_pool::judge(int64_t took) {
+  if (calls_left_ > 0) {
+    calls_left_--;
+    return;
+  }
+  const bool crowded = lost_.load(std::memory_order_relaxed) * kCrowdedShare > took * (active_ - 1);
+  patience_ = !crowded ? 0 : patience_ ? (patience_ < kMost ? 2 * patience_ : kMost) : kFewest;
+  calls_left_ = patience_;
 }
 
 void hp_pool::meet(bool reset_work) {
-  if (threads_ > 1) {
-    const uint32_t seen = meetings_.now();
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) != threads_ - 1) return meetings_.wait(seen, kSpinInCall);
+  if (active_ > 1) {
+    const uint64_t seen = meetings_.now();
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) != active_ - 1) {
+      const int64_t slept = meetings_.wait(seen, kSpinInCall);
+      if (slept) lost_.fetch_add(slept, std::memory_order_relaxed);
+      return;
+    }
     arrived_.store(0, std::memory_order_relaxed);
   }
   if (reset_work) work_.store(0, std::memory_order_relaxed);
-  if (threads_ > 1) meetings_.advance();
+  if (active_ > 1) meetings_.set(meetings_.now() + 1);
 }
 
 // Every thread sees the same size: it changes only while all of them are between the two barriers.

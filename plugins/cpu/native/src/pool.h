@@ -13,19 +13,19 @@
 
 namespace hp {
 
-// A number that only grows, and that threads wait for to change.
+// A number that threads wait for to change. One thread at a time changes it.
 class Signal {
  public:
-  uint32_t now() const { return value_.load(std::memory_order_acquire); }
+  uint64_t now() const { return value_.load(std::memory_order_acquire); }
   // Everything written before is seen by those who wait.
-  void advance();
-  // Return once the number is no longer `seen`: spin for a while, then sleep.
-  void wait(uint32_t seen, int64_t spin_microseconds);
+  void set(uint64_t value);
+  // Return once the number is no longer `seen`: spin for a while, then sleep. Microseconds slept.
+  int64_t wait(uint64_t seen, int64_t spin_microseconds);
 
  private:
-  void sleep(uint32_t seen);
+  int64_t sleep(uint64_t seen);
 
-  alignas(64) std::atomic<uint32_t> value_{0};
+  alignas(64) std::atomic<uint64_t> value_{0};
   std::atomic<uint32_t> asleep_{0};
   std::mutex mutex_;
   std::condition_variable moved_;
@@ -33,7 +33,8 @@ class Signal {
 
 }  // namespace hp
 
-// Any thread may call `run`; calls wait for each other. cpus[thread] is the processor that a thread is pinned to; the
+// Any thread may call `run`; calls wait for each other. While others want the processors, calls have fewer threads: one
+// that waits for its turn there would hold up the rest at every barrier, for milliseconds each time. cpus[thread] is the processor that a thread is pinned to; the
 // caller's own thread is left alone, because what it starts would inherit a pinning.
 struct hp_pool {
  public:
@@ -64,6 +65,7 @@ struct hp_pool {
   void pin(int thread);
   void meet(bool reset_work);
   void stop();
+  void judge(int64_t took);
 
   const int threads_;
   std::vector<int32_t> cpus_;
@@ -73,8 +75,13 @@ struct hp_pool {
   std::mutex callers_;
   void (*job_)(void *, const hp::Worker &) = nullptr;  // NULL: end
   void *argument_ = nullptr;
-  hp::Signal calls_;                         // calls of run
+  int active_ = 1;                           // threads of this call
+  int64_t calls_left_ = 0;                   // calls until all threads are tried again
+  int64_t patience_ = 0;                     // how many it will be the next time
+  uint64_t number_ = 0;                      // of the call
+  hp::Signal calls_;                         // number and threads of a call, see `announce`
   hp::Signal meetings_;                      // barriers passed
+  std::atomic<int64_t> lost_{0};             // microseconds that threads slept at barriers of this call
   alignas(64) std::atomic<int> arrived_{0};  // threads at the barrier
   alignas(64) std::atomic<int64_t> work_{0};
 };

@@ -52,8 +52,8 @@ def _sample(stage: Stage, logits: torch.Tensor, inputs: SamplingInputs) -> Sampl
     rows, vocab = logits.shape
     ids, finite = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
     plain = inputs.bias is None and inputs.penalties is None and inputs.allowed is None
-    # The ops below write into the logits; log-probabilities are those of the raw ones.
-    work = logits.clone() if inputs.num_logprobs is not None and not plain else logits
+    # The ops below write into the logits, which belong to the caller; log-probabilities are those of the raw ones.
+    work = logits if plain else logits.clone()
     if plain and inputs.all_greedy:
         stage.call(Code.ARGMAX, rows, (work, ids, finite), (vocab, vocab))
     else:

@@ -65,6 +65,9 @@ const KernelTable *find(const char *wanted) {
   return nullptr;
 }
 
+// Steps of so many tokens are a few microseconds of work between barriers.
+constexpr int64_t kFewTokens = 8;
+
 const KernelTable *current = nullptr;
 double spent[HP_CODES];
 
@@ -147,7 +150,7 @@ int64_t hp_run(hp_pool *pool, const hp_op *ops, int64_t count, const hp_batch *b
     if (ops[k].code <= 0 || ops[k].code >= HP_CODES || !table->run[ops[k].code]) return k + 1;
   if (!count) return 0;
   hp::Call call{ops, count, batch, table, {}};
-  pool->run(hp::play, &call);
+  pool->run(hp::play, &call, batch && batch->tokens > hp::kFewTokens);
   // The other threads may have been at the last op for longer than thread 0.
   hp::spent[ops[count - 1].code] += std::chrono::duration<double>(std::chrono::steady_clock::now() - call.done).count();
   return 0;
@@ -174,7 +177,7 @@ hp_weight *hp_weight_new(hp_pool *pool, const hp_matrix *matrix, int32_t exact) 
         hp_weight *made = job.table->weight_new(&worker, *job.matrix, job.exact);
         if (worker.thread == 0) job.made = made;
       },
-      &job);
+      &job, true);
   return job.made;
 }
 

@@ -15,8 +15,8 @@ constexpr int64_t kSpinInCall = 250;         // at a barrier; waking takes about
 constexpr int64_t kSpinBetweenCalls = 1000;  // what a server does between two steps takes less
 // A look at the clock that comes so late means that others want the processor: then sleep at once.
 constexpr int64_t kPreempted = 100;
-// A call whose threads slept at barriers for a larger share of it than this was crowded.
-constexpr int64_t kCrowdedShare = 4;  // one in four
+// A call whose threads slept at barriers for a larger share of it than one in so many was crowded: fewer are faster then.
+constexpr int64_t kCrowdedShare = 3;
 // Calls with fewer threads before all are tried again: from, to; doubled each time that it is still crowded.
 constexpr int64_t kFewest = 4, kMost = 64;
 // Threads of a call in the number that announces it; 0 of them means: end.
@@ -142,29 +142,24 @@ void hp_pool::serve(int thread) {
   }
 }
 
-void hp_pool::run(void (*job)(void *, const hp::Worker &), void *argument) {
+void hp_pool::run(void (*job)(void *, const hp::Worker &), void *argument, bool longer) {
   std::lock_guard<std::mutex> lock(callers_);
+  const bool fewer = !longer && calls_left_ > 0;
+  if (fewer) calls_left_--;
   job_ = job;
   argument_ = argument;
-  active_ = calls_left_ > 0 ? (threads_ + 1) / 2 : threads_;
+  active_ = fewer ? (threads_ + 1) / 2 : threads_;
   work_.store(0, std::memory_order_relaxed);
-  if (active_ == 1) {
-    if (calls_left_ > 0) calls_left_--;
-    return job(argument, hp::Worker{0, 1, this});
-  }
+  if (active_ == 1) return job(argument, hp::Worker{0, 1, this});
   lost_.store(0, std::memory_order_relaxed);
   const int64_t start = microseconds();
   calls_.set(++number_ << kThreadBits | static_cast<uint64_t>(active_));
   job(argument, hp::Worker{0, active_, this});
   barrier();
-  judge(microseconds() - start);
+  if (!longer && !fewer) judge(microseconds() - start);
 }
 
 void hp_pool::judge(int64_t took) {
-  if (calls_left_ > 0) {
-    calls_left_--;
-    return;
-  }
   const bool crowded = lost_.load(std::memory_order_relaxed) * kCrowdedShare > took * (active_ - 1);
   patience_ = !crowded ? 0 : patience_ ? (patience_ < kMost ? 2 * patience_ : kMost) : kFewest;
   calls_left_ = patience_;

@@ -33,17 +33,19 @@ class Signal {
 
 }  // namespace hp
 
-// Any thread may call `run`; calls wait for each other. While others want the processors, calls have fewer threads: one
-// that waits for its turn there would hold up the rest at every barrier, for milliseconds each time. cpus[thread] is the processor that a thread is pinned to; the
-// caller's own thread is left alone, because what it starts would inherit a pinning.
+// Any thread may call `run`; calls wait for each other. While others want the processors, short calls have fewer threads:
+// one that waits for its turn there would hold up the rest at every barrier, for milliseconds each time. cpus[thread] is
+// the processor that a thread is pinned to; the caller's own thread is left alone, because what it starts would inherit a
+// pinning.
 struct hp_pool {
  public:
   hp_pool(int threads, const int32_t *cpus);
   ~hp_pool();
 
   int threads() const { return threads_; }
-  // Run job(worker) on every thread, the caller's being number 0; returns when all are done.
-  void run(void (*job)(void *, const hp::Worker &), void *argument);
+  // Run job(worker) on every thread, the caller's being number 0; returns when all are done. `longer`: whether the stretches
+  // between its barriers are long, as a prompt's are: such calls always have all threads.
+  void run(void (*job)(void *, const hp::Worker &), void *argument, bool longer);
 
   // For jobs; each is called by every thread.
   void barrier() { meet(false); }

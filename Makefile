@@ -17,7 +17,7 @@ FILES := pyproject.toml requirements-dev.txt core/pyproject.toml platforms/pypro
 CODE  := core platforms plugins tests scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test sanitize lint format clean
+.PHONY: help setup serve test sanitize lint format stats clean
 
 help:  ## what you can make
 	@echo "Hardpoint"
@@ -52,6 +52,9 @@ lint: setup  ## ruff, mypy --strict and the import contracts
 format:  ## rewrite the sources as the formatter wants them
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/ruff check --fix --quiet $(CODE)
+
+stats: setup  ## lines of plugin code per part and level; vendor words in neutral code
+	@$(BIN)/python tests/architecture/stats.py
 
 clean:  ## remove .venv and everything that was built (pulled models stay)
 	@rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache build dist

@@ -67,6 +67,7 @@ class Capabilities:
         limits: what one step may hold.
         tuning: choices made for this machine, for people to read.
         verified: whether this plugin was run on real hardware of this kind by its authors.
+        computes: False where results mean nothing (a simulator).
     """
 
     compute_dtypes: tuple[torch.dtype, ...] = (torch.float32,)
@@ -80,3 +81,4 @@ class Capabilities:
     limits: BatchLimits = field(default_factory=BatchLimits)
     tuning: tuple[TuningChoice, ...] = ()
     verified: bool = False
+    computes: bool = True

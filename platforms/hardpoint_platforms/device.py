@@ -144,5 +144,7 @@ class Device(ABC):
 
 def _host_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Zeros that cost nothing until they are touched: torch writes them, calloc maps them."""
+    if 0 in shape:
+        return torch.zeros(tuple(shape), dtype=dtype)
     buffer = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(buffer).view(dtype).reshape(tuple(shape))

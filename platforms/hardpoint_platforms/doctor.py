@@ -1,7 +1,8 @@
 """What `hardpoint doctor` shows: every announced platform, whether it works, and what to do if not.
 
 Plain data; the command line renders it. Each device computes something: it allocates, runs a small matrix product
-through its bound `linear` op, and the result, copied back, is held against the host's.
+through its bound `linear` op, and the result, copied back, is held against the host's; unless it says that it computes
+nothing.
 """
 
 from __future__ import annotations
@@ -162,6 +163,8 @@ def _compute(device: Device) -> tuple[bool, str]:
         device.synchronize()
     milliseconds = (time.perf_counter() - start) * 1e3
     expected = x.float() @ weight.float().T
+    if not device.capabilities().computes:
+        return True, "computes nothing, as it says: results are zeros, on a clock of its own"
     # Written so that NaN fails.
     error = float((result - expected).abs().max() / expected.abs().max())
     what = f"8x64 by 64x32 in {str(dtype).removeprefix('torch.')} through {bound.provider.name!r}"

@@ -34,7 +34,20 @@ LIGHT = [
     "hardpoint_platforms.manifest",
     "hardpoint_platforms.discovery",
 ]
-COMMANDS = ["serve", "chat", "run", "pull", "models", "doctor", "explain", "bench", "version"]
+COMMANDS = [
+    "serve",
+    "chat",
+    "run",
+    "pull",
+    "models",
+    "doctor",
+    "explain",
+    "bench",
+    "plugin",
+    "simulate",
+    "conformance",
+    "version",
+]
 HEAVY = ("torch", "transformers", "sympy")
 
 

@@ -1,24 +1,17 @@
-"""Wheels of the SPI, the processor plugin and a stranger's plugin, built and installed in a fresh environment.
-
-The environment sees this one's site-packages for torch and other heavy things, but ours only as installed wheels.
-"""
+"""Wheels of the SPI, the processor plugin and a stranger's plugin, built and installed in a fresh environment."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
+from fresh import CHECKOUT, Environment, build_wheel
 
 pytestmark = pytest.mark.packaging
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 CPU = CHECKOUT / "plugins" / "cpu"
 LIBRARY = "hardpoint_cpu/lib/libhardpoint_cpu_kernels.so"
 GUIDE = CHECKOUT / "docs" / "how-to" / "write-a-plugin.md"
@@ -33,12 +26,6 @@ rows = {row.platform: [row.status, row.distribution, [d.computed for d in row.de
 chosen = [select(request, registry).platform for request in ("auto", "cpu")]
 print(json.dumps([rows, chosen, hardpoint_platforms.__file__, hardpoint_cpu.__file__]))
 """
-
-
-def run(*command: str | Path, **options: object) -> str:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=600, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def guide_files() -> dict[str, str]:
@@ -63,36 +50,6 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in (CHECKOUT / "platforms", CHECKOUT / "core", CPU, source):
         build_wheel(folder, out, CMAKE_ARGS="-DHP_HERE_ONLY=ON")
     return out
-
-
-def build_wheel(folder: Path, out: Path, **variables: str) -> str:
-    """With the build tools of this environment: no network. Returns what was said."""
-    command = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, folder)
-    return run(*command, env={**os.environ, **variables})
-
-
-class Environment:
-    """A virtual environment without our editable copies."""
-
-    def __init__(self, folder: Path) -> None:
-        run(sys.executable, "-m", "venv", "--without-pip", folder)
-        self._folder = folder
-        self._clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
-        # Behind the environment's own packages, and .pth files there are not read: ours come from wheels alone.
-        (own / "heavy.pth").write_text(sysconfig.get_path("purelib") + "\n")
-
-    def python(self, *arguments: str | Path) -> str:
-        return run(self._folder / "bin" / "python", *arguments, cwd=self._folder, env=self._clean)
-
-    def hardpoint(self, *arguments: str | Path) -> str:
-        return self.python("-m", "hardpoint", *arguments)
-
-    def install(self, *wheels: Path) -> None:
-        self.python("-m", "pip", "install", "--no-deps", "--no-index", "--ignore-installed", *wheels)
-
-    def uninstall(self, distribution: str) -> None:
-        self.python("-m", "pip", "uninstall", "-y", distribution)
 
 
 @pytest.fixture(scope="module")

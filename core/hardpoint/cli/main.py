@@ -62,6 +62,9 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
             Command("doctor", "is every device plugin in order?"),
             Command("explain", "which provider runs each op of a model, and why"),
             Command("bench", "measure a server, the engine or its parts"),
+            Command("simulate", "how chips that you do not have would serve your traffic"),
+            Command("conformance", "does a device plugin keep the interface, up to which level?"),
+            Command("plugin", "start a device plugin of your own"),
             Command("version", "versions of everything that matters"),
         ),
     ),
@@ -113,7 +116,7 @@ def overview() -> str:
     lines = [f"{console.paint('hardpoint', 'bold')}: serve large language models on any accelerator", ""]
     for title, commands in GROUPS:
         lines.append(console.paint(title, "bold"))
-        lines += [f"  hardpoint {command.name:<9} {command.summary}" for command in commands]
+        lines += [f"  hardpoint {command.name:<11} {command.summary}" for command in commands]
         lines.append("")
     lines.append(console.paint("Environment", "bold"))
     lines += [f"  {variable.name:<19} {variable.doc}" for variable in env.VARIABLES]

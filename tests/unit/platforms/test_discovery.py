@@ -173,5 +173,5 @@ def test_an_unknown_name_lists_what_there_is(plugins) -> None:
     with pytest.raises(DeviceUnavailable) as caught:
         discover().load("acne")
     assert "'acne'" in str(caught.value)
-    assert "acme, cpu, reference" in str(caught.value)
+    assert "acme, cpu, reference, sim" in str(caught.value)
     assert "did you mean --device acme?" in str(caught.value)

@@ -26,11 +26,13 @@ def test_the_built_in_platforms_compute() -> None:
     assert 0 < device.memory_free <= device.memory_total
     assert {"threads", "NUMA"} <= {name for name, _, _ in device.tuning}
     assert "through 'reference'" in row("reference").devices[0].computed
+    assert (row("sim").status, row("sim").kind) == (PASS, "test")
+    assert "computes nothing" in row("sim").devices[0].computed
 
 
 def test_accelerators_come_first(plugins) -> None:
     plugins.add(name="zeta")
-    assert [row.platform for row in diagnose(discover())] == ["zeta", "cpu", "reference"]
+    assert [row.platform for row in diagnose(discover())] == ["zeta", "cpu", "reference", "sim"]
     assert row("zeta").status == PASS
 
 

@@ -1,0 +1,1 @@
+"""What the engine adds to the conformance kit: the scheduler contract and whole tiny models."""

@@ -1,0 +1,67 @@
+"""Which line of the plugin a failure comes from."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+_KIT = str(Path(__file__).parent)
+
+
+def of_error(error: BaseException, folders: Sequence[str]) -> str:
+    """The innermost frame in the plugin's folders; where there is none, the innermost outside the kit."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    fallback = ""
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        frames = traceback.extract_tb(link.__traceback__)
+        for frame in reversed(frames):
+            if _inside(frame.filename, folders):
+                return f"{frame.filename}:{frame.lineno} in {frame.name}"
+        outside = [frame for frame in frames if not _inside(frame.filename, (_KIT,))]
+        if outside and not fallback:
+            fallback = f"{outside[-1].filename}:{outside[-1].lineno} in {outside[-1].name}"
+        link = link.__cause__ or link.__context__
+    return fallback
+
+
+def of_code(subject: object) -> str:
+    """Where a function, method, class or instance is defined; empty where it has no source (native code)."""
+    code: Any = subject
+    while isinstance(code, partial):
+        code = code.func
+    if not (inspect.isroutine(code) or inspect.isclass(code)):
+        code = type(code).__call__ if callable(code) and inspect.isfunction(type(code).__call__) else type(code)
+    try:
+        return f"{inspect.getsourcefile(code)}:{inspect.getsourcelines(code)[1]} in {code.__qualname__}"
+    except (TypeError, OSError, AttributeError):
+        return ""
+
+
+def of_thread(thread: threading.Thread, folders: Sequence[str]) -> str:
+    """Where a thread stands now: its innermost frame in the plugin's folders, else its innermost frame."""
+    frame: FrameType | None = sys._current_frames().get(thread.ident or -1)
+    if frame is None:
+        return ""
+    innermost = frame
+    while frame is not None:
+        if _inside(frame.f_code.co_filename, folders):
+            return _told(frame)
+        frame = frame.f_back
+    return _told(innermost)
+
+
+def _told(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _inside(filename: str, folders: Sequence[str]) -> bool:
+    return any(Path(filename).is_relative_to(folder) for folder in folders)

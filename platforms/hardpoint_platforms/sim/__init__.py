@@ -1,0 +1,1 @@
+"""sim: a device that computes nothing, on virtual time"""

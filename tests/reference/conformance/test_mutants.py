@@ -1,0 +1,60 @@
+"""The kit proves itself: every seeded fault of the reference is caught, and the sound reference is not blamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from hardpoint_platforms.conformance.mutants.catalogue import FAULTS, run
+from hardpoint_platforms.conformance.mutants.platform import SOUND, Fault
+from hardpoint_platforms.conformance.runner import Selection
+from hardpoint_platforms.conformance.verdict import Status
+
+pytestmark = pytest.mark.reference
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def sound() -> frozenset[str]:
+    """Ids that fail without any fault: what a mutant's own failures are told from. Collectives come with theirs."""
+    groups = ("load", "memory", "ops", "attention", "state", "programs", "sampling")
+    report = run(SOUND, Selection(groups=groups))
+    assert len(report.verdicts) > 250
+    return frozenset(verdict.case for verdict in report.failures())
+
+
+def test_nothing_is_held_against_the_sound_one(sound: frozenset[str]) -> None:
+    assert not sound
+
+
+def test_there_are_enough() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 25
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_every_fault_is_caught(fault: Fault, sound: frozenset[str]) -> None:
+    report = run(fault)
+    found = [verdict for verdict in report.failures() if verdict.case not in sound]
+    assert found, f"{len(report.verdicts)} checks of {fault.groups} pass"
+    for verdict in found:
+        assert verdict.message.startswith("mutant-hardpoint 0: ")
+        assert verdict.contract in verdict.message or verdict.contract == "setup"
+        assert f"--case {verdict.case}" in verdict.repeat.replace("'", "")
+    assert any(verdict.blame for verdict in found)
+
+
+def test_a_failing_case_repeats_alone() -> None:
+    fault = next(fault for fault in FAULTS if fault.name == "a stale page is read")
+    first = run(fault, Selection(groups=("attention",), seed=5)).failures()[0]
+    again = run(fault, Selection(cases=(first.case,), seed=5))
+    assert [(v.case, v.status, v.error) for v in again.verdicts] == [(first.case, Status.FAIL, first.error)]
+    assert "--seed 5" in first.repeat

@@ -74,7 +74,7 @@ def make_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
 @pytest.fixture(scope="session")
 def tiny_server(make_server: Callable[..., ServerProcess], tiny_folder: Path) -> ServerProcess:
     """The server that most tests share: one request of the whole context takes 97 % of the pages."""
-    return make_server(tiny_folder, "--num-kv-pages", str(PAGES), "--served-model-name", "tiny")
+    return make_server(tiny_folder, "--numerics", "exact", "--num-kv-pages", str(PAGES), "--served-model-name", "tiny")
 
 
 @pytest.fixture

@@ -150,7 +150,7 @@ int64_t hp_run(hp_pool *pool, const hp_op *ops, int64_t count, const hp_batch *b
     if (ops[k].code <= 0 || ops[k].code >= HP_CODES || !table->run[ops[k].code]) return k + 1;
   if (!count) return 0;
   hp::Call call{ops, count, batch, table, {}};
-  pool->run(hp::play, &call, batch && batch->tokens > hp::kFewTokens);
+  pool->run(hp::play, &call, !batch || batch->tokens > hp::kFewTokens);
   // The other threads may have been at the last op for longer than thread 0.
   hp::spent[ops[count - 1].code] += std::chrono::duration<double>(std::chrono::steady_clock::now() - call.done).count();
   return 0;

@@ -46,7 +46,7 @@ def tune(machine: Machine, options: Mapping[str, Any], native: bool = False) -> 
     """
     cpus, numa = _choose_numa(machine, options.get("numa"))
     threads, thread_choice = _choose_threads(machine, cpus, options.get("threads"))
-    # Beside a pool of our own, torch gets one thread: its others spin for milliseconds after a copy of some 32,768 numbers.
+    # Beside a pool of our own torch gets one thread: its others spin for milliseconds after a copy of 32,768 numbers.
     torch.set_num_threads(1 if native else threads)
     if native:
         return Tuning(threads, (torch.float32,), False, (thread_choice, numa))

@@ -37,7 +37,7 @@ serve: setup  ## pull the default model if needed and serve it on http://127.0.0
 test: setup lint  ## lint, then every test, then `make sanitize`
 	@echo "== tests ($(JOBS) processes)"
 	@$(BIN)/pytest -n $(JOBS) --dist loadfile --timeout 600 --durations 8
-	@VENV="$(VENV)" .ci/sanitize -n $(JOBS)
+	@$(MAKE) --no-print-directory sanitize
 
 sanitize: setup  ## the CPU kernels' tests under AddressSanitizer and UBSan
 	@VENV="$(VENV)" .ci/sanitize -n $(JOBS)

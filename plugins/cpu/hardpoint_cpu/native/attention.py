@@ -7,27 +7,19 @@ from collections.abc import Mapping
 import torch
 
 from hardpoint_cpu.native.abi import DTYPES, Code
-from hardpoint_cpu.native.attention_plan import NativePlan, NativePlanner
-from hardpoint_cpu.native.provider import NativeProvider, Setting, heads_together
+from hardpoint_cpu.native.attention_plan import NativePlan
+from hardpoint_cpu.native.provider import PlannedProvider, heads_together
 from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed, Weight
-from hardpoint_platforms.ops.provider import AttentionPlanner, Support
-from hardpoint_platforms.quant import QuantTensor
+from hardpoint_platforms.ops.provider import Support
 from hardpoint_platforms.state_cache import State
 
 
-class NativeAttention(NativeProvider):
+class NativeAttention(PlannedProvider):
     """Prefill, decode and mixtures; grouped heads, windows, soft cap, sinks, ALiBi."""
 
     name = "native attention"
     op = "attention"
     code = Code.ATTENTION
-
-    def __init__(self, setting: Setting, planner: NativePlanner) -> None:
-        super().__init__(setting)
-        self._planner = planner
-
-    def planner(self) -> AttentionPlanner:
-        return self._planner
 
     def takes(self, instance: OpInstance) -> Support:
         return Support(True, "paged, online softmax in float32")
@@ -55,19 +47,12 @@ class NativeAttention(NativeProvider):
         return kernel
 
 
-class NativeLatentAttention(NativeProvider):
+class NativeLatentAttention(PlannedProvider):
     """Attention over compressed keys and values; kv_b is applied to queries and outputs, not to every key."""
 
     name = "native mla attention"
     op = "mla_attention"
     code = Code.MLA
-
-    def __init__(self, setting: Setting, planner: NativePlanner) -> None:
-        super().__init__(setting)
-        self._planner = planner
-
-    def planner(self) -> AttentionPlanner:
-        return self._planner
 
     def takes(self, instance: OpInstance) -> Support:
         return Support(True, "paged latents, online softmax in float32")
@@ -102,6 +87,5 @@ class NativeLatentAttention(NativeProvider):
         return kernel
 
     def pack(self, instance: OpInstance, weights: Mapping[str, Weight]) -> Packed:
-        kv_b = weights["kv_b"]
-        plain = kv_b.dequantize(torch.float32) if isinstance(kv_b, QuantTensor) else kv_b.to(torch.float32)
-        return (plain.contiguous(),)
+        (kv_b,) = super().pack(instance, weights)
+        return (kv_b.contiguous(),)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from hardpoint_cpu.native.abi import Code
+from hardpoint_cpu.native.attention_plan import NativePlanner
 from hardpoint_cpu.native.stage import Stage
 from hardpoint_platforms.ops.contract import OpInstance, Packed
-from hardpoint_platforms.ops.provider import OpProvider, Support
+from hardpoint_platforms.ops.provider import AttentionPlanner, OpProvider, Support
 from hardpoint_platforms.versioning import Version
 
 
@@ -56,6 +57,17 @@ class NativeProvider(OpProvider):
     def held_bytes(self, tensor: torch.Tensor) -> Mapping[Hashable, int]:
         """Bytes of what a packed tensor stands for: its own, unless it holds addresses."""
         return super().packed_bytes((tensor,))
+
+
+class PlannedProvider(NativeProvider):
+    """One whose kernels read the step's plan; all of a device share one planner."""
+
+    def __init__(self, setting: Setting, planner: NativePlanner) -> None:
+        super().__init__(setting)
+        self._planner = planner
+
+    def planner(self) -> AttentionPlanner:
+        return self._planner
 
 
 def rows_of_last(x: torch.Tensor) -> torch.Tensor:

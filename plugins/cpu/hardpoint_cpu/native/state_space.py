@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from hardpoint_cpu.native.abi import DTYPES, Code
-from hardpoint_cpu.native.attention_plan import NativePlan, NativePlanner
-from hardpoint_cpu.native.provider import NativeProvider, Setting, rows_of_last
+from hardpoint_cpu.native.attention_plan import NativePlan
+from hardpoint_cpu.native.provider import NativeProvider, PlannedProvider, rows_of_last
 from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed, Weight
-from hardpoint_platforms.ops.provider import AttentionPlanner, Support
-from hardpoint_platforms.quant import QuantTensor
+from hardpoint_platforms.ops.provider import Support
 from hardpoint_platforms.state_cache import State
 
 _MOST_TAPS = 16
 
 
-class _Recurrent(NativeProvider):
+class _Recurrent(PlannedProvider):
     """State at token 0 of each request's first page, rounded to the pool's dtype after each token."""
-
-    def __init__(self, setting: Setting, planner: NativePlanner) -> None:
-        super().__init__(setting)
-        self._planner = planner
-
-    def planner(self) -> AttentionPlanner:
-        return self._planner
 
     def takes(self, instance: OpInstance) -> Support:
         return Support(True, "token by token in float32")
@@ -149,11 +140,7 @@ class NativeLora(NativeProvider):
         return kernel
 
     def pack(self, instance: OpInstance, weights: Mapping[str, Weight]) -> Packed:
-        return tuple(_plain(weight).contiguous() for weight in weights.values())
-
-
-def _plain(weight: Any) -> torch.Tensor:
-    return weight.dequantize() if isinstance(weight, QuantTensor) else weight.to(torch.float32)
+        return tuple(weight.contiguous() for weight in super().pack(instance, weights))
 
 
 def _flat(value: torch.Tensor) -> torch.Tensor:

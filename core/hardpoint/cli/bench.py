@@ -234,9 +234,11 @@ def _compare(args: argparse.Namespace) -> int:
 
     from hardpoint.bench.transformers_peer import TransformersPeer, compare
 
-    peer = TransformersPeer(engine_config(args, args.model).model)
+    config = engine_config(args, args.model)
+    # Before the device is opened: beside a pool of its own it leaves torch fewer.
+    threads = config.device.threads or config.device.options.get("threads") or torch.get_num_threads()
+    peer = TransformersPeer(config.model)
     llm = offline_engine(args)
-    threads = torch.get_num_threads()  # as the device has chosen
     batches = fresh_batches(args)
     results = compare(
         llm,

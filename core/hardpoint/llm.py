@@ -14,21 +14,24 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
 from hardpoint.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from hardpoint.config.placement import parse_placement
 from hardpoint.config.quantities import byte_size
 from hardpoint.errors import ConfigError, RequestError
 from hardpoint.frontend.offline import Job, OfflineRunner
-from hardpoint.frontend.requests import complete
+from hardpoint.frontend.requests import complete, limits_of
 from hardpoint.frontend.streams import ClientTokenizer
 from hardpoint.protocol.messages import EngineInfo
 from hardpoint.request.choice import check_choice
 from hardpoint.request.output import RequestOutput
 from hardpoint.request.sampling import SamplingParams
-from hardpoint.request.validation import RequestLimits, check_priority, check_unicode, validate, validate_prompt
+from hardpoint.request.validation import check_priority, check_unicode, validate, validate_prompt
+
+Value = TypeVar("Value")
 
 if TYPE_CHECKING:
     from hardpoint.engine.loop import Engine
@@ -71,6 +74,7 @@ class LLM:
         dtype: str = "auto",
         device: str = "auto",
         device_options: Mapping[str, Any] | None = None,
+        placement: str | None = None,
         on_fallback: str = "warn",
         max_model_len: int | None = None,
         load_format: str = "auto",
@@ -135,13 +139,7 @@ class LLM:
         self._tokenizer = tokenizer
         self._seeds = random.Random(seed)
         self.info = info
-        self.limits = RequestLimits(
-            vocab_size=info.vocab_size,
-            max_model_len=info.max_model_len,
-            max_logprobs=max_logprobs,
-            max_n=UNLIMITED,
-            max_stop_strings=UNLIMITED,
-        )
+        self.limits = limits_of(info, max_logprobs=max_logprobs, max_n=UNLIMITED, max_stop_strings=UNLIMITED)
 
     def generate(
         self,
@@ -303,12 +301,9 @@ def merge(given: Mapping[str, Any], vllm_arguments: Mapping[str, Any]) -> dict[s
 
 def config_of(settings: Mapping[str, Any]) -> EngineConfig:
     """The configuration that the arguments of `LLM` mean. Raises ConfigError."""
-    memory = settings["kv_cache_memory"]
+    memory, placement = settings["kv_cache_memory"], settings["placement"]
     if isinstance(memory, str):
-        try:
-            memory = byte_size(memory)
-        except ArgumentTypeError as error:
-            raise ConfigError(f"kv_cache_memory: {error}") from None
+        memory = _parsed("kv_cache_memory", byte_size, memory)
     fraction = settings["memory_fraction"]
     model = ModelConfig(
         model=settings["model"],
@@ -336,7 +331,20 @@ def config_of(settings: Mapping[str, Any]) -> EngineConfig:
         max_waiting=UNLIMITED,
     )
     options = dict(settings["device_options"] or {})
-    return EngineConfig(model, DeviceConfig(settings["device"], options, settings["on_fallback"]), cache, scheduler)
+    device = DeviceConfig(
+        settings["device"],
+        options,
+        settings["on_fallback"],
+        placement=_parsed("placement", parse_placement, placement) if placement else None,
+    )
+    return EngineConfig(model, device, cache, scheduler)
+
+
+def _parsed(name: str, parse: Callable[[str], Value], text: str) -> Value:
+    try:
+        return parse(text)
+    except ArgumentTypeError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 @contextmanager

@@ -22,7 +22,7 @@ _MODULES = {
     "ops.provider": "AttentionPlanner OpProvider Support",
     "ops.table": "op_table",
     "platform": "Platform ProbeResult",
-    "program": "Bucket EagerBuilder Program ProgramBuilder StepInputs StepOutputs",
+    "program": "Bucket EagerBuilder Program ProgramBuilder SamplingShape StepInputs StepOutputs",
     "quant": "Packing QuantScheme QuantTensor",
     "reference.providers": "reference_providers",
     "state_cache": "CacheGroup CacheLayout CanonicalPages DenseStateCache LayerCache State StateCache",

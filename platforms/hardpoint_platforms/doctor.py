@@ -122,12 +122,14 @@ def _try_device(platform: str, index: int, registry: PlatformRegistry) -> Device
 
 
 def _use(device: Device) -> DeviceRow:
+    from hardpoint_platforms.selection import close_device
+
     info, capabilities = device.info, device.capabilities()
     try:
         memory = device.memory()
         worked, computed = _compute(device)
     finally:
-        device.close()
+        close_device(device)
     return DeviceRow(
         str(info),
         info.name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ class StepInputs:
         positions: int64 [T].
         plans: one per planner of the op table.
         logits_index: int64 [R], the token of each request whose logits are sampled.
-        sampling: parameters of the R draws.
+        sampling: parameters of the R draws. R is 0 where the layers that follow are on another device.
         hidden_index: int64 [N], tokens whose hidden states are wanted (prompt log-probabilities), or None.
+        carried: [T, ...] each, what the layers before handed on, where these are on another device.
     """
 
     token_ids: torch.Tensor
@@ -39,6 +41,7 @@ class StepInputs:
     logits_index: torch.Tensor
     sampling: SamplingInputs
     hidden_index: torch.Tensor | None = None
+    carried: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,23 +52,69 @@ class StepOutputs:
         sample: the draws of the R requests.
         finite: bool [R], False where the logits held a NaN or an infinity; that draw means nothing.
         hidden: [N, hidden_size] for `hidden_index`, or None.
+        carried: [T, ...] each, what goes to the layers that follow, where these are on another device.
     """
 
     sample: SampleResult
     finite: torch.Tensor
     hidden: torch.Tensor | None = None
+    carried: tuple[torch.Tensor, ...] = ()
 
 
 Weights = tuple[Packed, ...]
 StepFunction = Callable[[StepInputs, State, Weights], tuple[StepOutputs, State]]
 
 
+class SamplingShape(IntEnum):
+    """Which of its optional parts a step's `SamplingInputs` has. Each shape serves whatever a lower one does.
+
+    With R requests, T tokens, a vocabulary of V and sequences of at most L tokens, the inputs of a program are:
+
+        ANY      whatever the rows of this step need; sizes and parts change from step to step
+        GREEDY   all_greedy, no filters, no optional part, no log-probabilities, no hidden_index
+        DRAW     filters, not all_greedy, no optional part, no log-probabilities, no hidden_index
+        FULL     DRAW and penalties (history [R, L]), bias ([R * BIAS_ENTRIES], unused ones add 0 to token 0 of row 0),
+                 allowed ([R, ceil(V / 32)]), num_logprobs = TOP_LOGPROBS, hidden_index [T]
+    """
+
+    ANY = 0
+    GREEDY = 1
+    DRAW = 2
+    FULL = 3
+
+
+#: Bias entries per request and top log-probabilities of a FULL step.
+BIAS_ENTRIES = 1024
+TOP_LOGPROBS = 20
+
+
 @dataclass(frozen=True)
 class Bucket:
-    """The static sizes of a program: tokens and requests, padding included. 0 means any size."""
+    """The static sizes of a program, padding included.
+
+    Attributes:
+        tokens, requests: 0 means any number.
+        query: most tokens that one request may bring: 1 for a program that only decodes, 0 for any number.
+        sampling: shape of the sampling inputs.
+    """
 
     tokens: int
     requests: int
+    query: int = 0
+    sampling: SamplingShape = SamplingShape.ANY
+
+    def fits(self, tokens: int, requests: int, query: int, sampling: SamplingShape) -> bool:
+        """Whether a step of these sizes may be padded to it. `query`: tokens of the request that brings most."""
+        return (
+            (not self.tokens or tokens <= self.tokens)
+            and (not self.requests or requests <= self.requests)
+            and (not self.query or query <= self.query)
+            and (self.sampling is SamplingShape.ANY or sampling <= self.sampling)
+        )
+
+
+#: What a device that runs steps of any size has.
+ANY_SIZE = Bucket(0, 0)
 
 
 class Program(ABC):
@@ -74,6 +123,14 @@ class Program(ABC):
     @abstractmethod
     def run(self, inputs: StepInputs, state: State, weights: Weights) -> tuple[StepOutputs, State]:
         """Run the step. `state` is dead afterwards; only the returned one is valid."""
+
+    def prepare(self, inputs: StepInputs, state: State, weights: Weights) -> State:
+        """Make it ready to serve: capture or compile what takes long. Called once, before the first `run`.
+
+        `inputs` have the shapes of every later step of this bucket and hold one token that is stored in page 0. Returns
+        the new state; `state` is dead afterwards. The default runs the step once.
+        """
+        return self.run(inputs, state, weights)[1]
 
     def describe(self) -> str:
         """How it runs, for people ("a tape of 243 native calls"); empty where there is nothing to say."""
@@ -90,6 +147,10 @@ class ProgramBuilder(ABC):
     @abstractmethod
     def build(self, step: StepFunction, bucket: Bucket) -> Program:
         """A program of `step` for `bucket`."""
+
+    def seal(self) -> None:
+        """Every program is prepared and serving starts: building one from here on is a fault of the core."""
+        return
 
     def holds(self, provider: OpProvider) -> bool:
         """Whether a program holds calls of this provider's kernels; others split it, called between its parts."""

@@ -15,6 +15,7 @@ from typing import Any
 from hardpoint_platforms.device import Device, DeviceInfo
 from hardpoint_platforms.discovery import PlatformEntry, PlatformRegistry, guard
 from hardpoint_platforms.errors import DeviceUnavailable, PlatformError, PluginError
+from hardpoint_platforms.exclusive import CLAIMS
 from hardpoint_platforms.manifest import Kind
 from hardpoint_platforms.options import validate_options
 
@@ -68,7 +69,8 @@ def open_device(selection: Selection, options: Mapping[str, Any] | None = None) 
     """Open the device chosen and check what the plugin hands over.
 
     `options` are checked against the manifest first. Raises PlatformError for a wrong option, DeviceUnavailable where
-    the device cannot be had, PluginError for anything else that the plugin does.
+    the device cannot be had or another platform holds what only one in a process can have (`process_exclusive`),
+    PluginError for anything else that the plugin does. Give it back with `close_device`.
     """
     from hardpoint_platforms.ops.catalogue import CONTRACTS
     from hardpoint_platforms.validation import check_device
@@ -78,12 +80,22 @@ def open_device(selection: Selection, options: Mapping[str, Any] | None = None) 
     checked = validate_options(entry.manifest, options or {}) if entry.manifest else {}
     hint = f"`hardpoint doctor` shows whether {selection.platform} works at all; --device NAME takes another one"
     refused: PlatformError | None = None
-    with guard(entry, "open", f"opening {selection.platform}:{selection.index} failed", hint):
+    with CLAIMS.opening(entry), guard(entry, "open", f"opening {selection.platform}:{selection.index} failed", hint):
         try:
-            return check_device(entry, platform.open(selection.index, checked), CONTRACTS)
+            device = check_device(entry, platform.open(selection.index, checked), CONTRACTS)
+            CLAIMS.hold(entry, device)
+            return device
         except PlatformError as error:
             refused = error
     raise refused
+
+
+def close_device(device: Device) -> None:
+    """Close a device that `open_device` gave, and let go of what its platform held for itself."""
+    try:
+        device.close()
+    finally:
+        CLAIMS.release(device)
 
 
 def _named(name: str, index: int | None, registry: PlatformRegistry) -> Selection:

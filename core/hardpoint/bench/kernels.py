@@ -19,7 +19,7 @@ import torch
 from hardpoint.bench.costs import Attended, Call, Cost, attended, cost_of
 from hardpoint.bench.meter import Key, Meter, Timing, WatchedTable, short_name
 from hardpoint.config.engine import EngineConfig
-from hardpoint.engine.build import open_configured
+from hardpoint.engine.devices import OpenedDevices
 from hardpoint.errors import ConfigError
 from hardpoint.scheduler.plan import StepPlan
 from hardpoint.weights.checkpoint import open_checkpoint
@@ -29,7 +29,7 @@ from hardpoint_platforms.batch import SamplingInputs
 from hardpoint_platforms.ceilings import Ceilings
 from hardpoint_platforms.device import Device
 from hardpoint_platforms.ops.contract import OpInstance
-from hardpoint_platforms.program import Weights
+from hardpoint_platforms.program import ANY_SIZE, Weights
 from hardpoint_platforms.state_cache import CacheLayout, CanonicalPages, State
 
 #: More tokens than this are one prompt, fewer are a decode each.
@@ -114,8 +114,9 @@ def run(
     on_shape: Callable[[str, float], None] | None = None,
 ) -> KernelReport:
     """Measure all shapes. `on_shape` is called before each, with the share done. Raises HardpointError."""
-    _, device = open_configured(config)
+    devices = OpenedDevices(config.device)
     try:
+        device = devices.only
         ceilings = device.ceilings()
         bench = _Bench(config, device)
         shapes, skipped = bench.fitting(_shapes(tokens, contexts))
@@ -135,7 +136,7 @@ def run(
             rates.extend(fresh.values())
         return KernelReport(f"{device.info}: {device.info.name}", ceilings, tuple(rates), tuple(steps), skipped)
     finally:
-        device.close()
+        devices.close()
 
 
 def _shapes(tokens: Sequence[int], contexts: Sequence[int]) -> Iterator[Shape]:
@@ -200,7 +201,7 @@ class _Bench:
 
     def measure(self, shape: Shape, rounds: int) -> dict[Key, Timing]:
         """Timings of `rounds` steps by kind of op, after one step that does not count."""
-        batch = build_host_batch(self._plan(shape), self._layout.page_tokens, None, 0)
+        batch = build_host_batch(self._plan(shape), self._layout.page_tokens, ANY_SIZE, 0)
         timings: dict[Key, Timing] = {}
 
         def attended_by(instance: OpInstance) -> Attended:
@@ -223,8 +224,9 @@ class _Bench:
         positions, last = put(torch.from_numpy(batch.positions)), put(torch.from_numpy(batch.logits_index))
         hidden, self._state = bound.model.forward(ids, positions, plans, self._state, self._weights)
         logits = bound.model.logits(hidden.index_select(0, last), self._weights)
-        draw = bound.sample.kernel(logits, _greedy(last))
-        bound.score.kernel(logits, draw.token_ids, 0)
+        assert bound.draws is not None, "a whole model draws"
+        draw = bound.draws.sample.kernel(logits, _greedy(last))
+        bound.draws.score.kernel(logits, draw.token_ids, 0)
 
     def _pages(self, shape: Shape) -> int:
         """Page 0 among them."""

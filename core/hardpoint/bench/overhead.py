@@ -136,8 +136,9 @@ def _instrument(engine: Engine) -> Ledger:
     runner = loop._executor._worker.runner
     ledger.wrap(loop._scheduler, "schedule", "schedule")
     ledger.wrap(runner, "launch", "batch")
-    for program in runner._programs.values():
-        ledger.wrap(program, "run", "device")
+    for stage in runner._stages:
+        for program in stage._programs.values():
+            ledger.wrap(program, "run", "device")
     ledger.wrap(runner, "collect", "collect")
     ledger.wrap(engine, "_update", "update")
     ledger.wrap(engine, "step", "rest")

@@ -33,11 +33,22 @@ def execute(args: argparse.Namespace) -> int:
     from hardpoint.engine.build import explain_model
 
     config = engine_config(args, chosen_model(args.model, "explain"))
-    bindings = explain_model(config)
+    parts = explain_model(config)
     if args.json:
-        print(json.dumps([as_json(binding) for binding in bindings]))
+        print(json.dumps([{"device": device} | as_json(binding) for device, found in parts for binding in found]))
         return 0
-    rows = [[where, *row] for where, row in (plain(bindings) if args.all else folded(bindings))]
+    for number, (device, bindings) in enumerate(parts):
+        if number:
+            print()
+        if len(parts) > 1:
+            print(f"{console.paint(device, 'bold')}\n")
+        _show(bindings, args.all)
+    return 0
+
+
+def _show(bindings: Sequence[Binding], every: bool) -> None:
+    """The table of one device, and what it adds up to."""
+    rows = [[where, *row] for where, row in (plain(bindings) if every else folded(bindings))]
     styles = ["yellow" if row[4].startswith("fallback") else None for row in rows]
     headers = ["where", "op", "altitude", "provider", "why", "refused"]
     if not any(row[-1] for row in rows):
@@ -48,7 +59,6 @@ def execute(args: argparse.Namespace) -> int:
     print(f"{len(bindings)} op instances: " + ", ".join(f"{name} {count}" for name, count in chosen.most_common()))
     if splits := sum(binding.splits for binding in bindings):
         print(f"The step's program is split at {splits} of them: they are called one by one, between its parts.")
-    return 0
 
 
 def as_json(binding: Binding) -> dict[str, Any]:

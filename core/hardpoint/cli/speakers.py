@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hardpoint.bench.load import Target
 from hardpoint.errors import EngineError
+from hardpoint.frontend.requests import limits_of
 from hardpoint.request.sampling import SamplingParams
-from hardpoint.request.validation import RequestLimits, validate, validate_prompt
+from hardpoint.request.validation import validate, validate_prompt
 
 if TYPE_CHECKING:
     import httpx
@@ -70,8 +71,7 @@ class LocalSpeaker(Speaker):
 
     async def complete(self, prompt: Sequence[int], params: SamplingParams, answer: Answer) -> AsyncIterator[str]:
         """Continue a prompt of token ids."""
-        info = self._local.client.info
-        limits = RequestLimits(vocab_size=info.vocab_size, max_model_len=info.max_model_len)
+        limits = limits_of(self._local.client.info)
         validate(params, limits)
         validate_prompt(prompt, params, limits)
         stream = self._local.client.generate(prompt, params, request_id=f"terminal-{uuid.uuid4().hex[:12]}")

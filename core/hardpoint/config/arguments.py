@@ -19,6 +19,7 @@ from typing import Any
 
 from hardpoint import env
 from hardpoint.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from hardpoint.config.placement import parse_placement
 from hardpoint.config.quantities import at_least, between, byte_size, key_value, token_count
 from hardpoint.config.server import ServerConfig
 from hardpoint.errors import ConfigError
@@ -70,6 +71,7 @@ FLAGS: Mapping[str, Flag] = {
     "device.on_fallback": Flag(choices=("error", "warn", "allow")),
     "device.numerics": Flag(choices=("fast", "exact")),
     "device.threads": Flag(parse=at_least(1), metavar="N"),
+    "device.placement": Flag(parse=parse_placement, metavar="LAYERS=DEVICE,..."),
     "cache.page_tokens": Flag(aliases=("block-size",), parse=at_least(1), metavar="TOKENS"),
     "cache.kv_cache_memory": Flag(aliases=("kv-cache-memory-bytes",), parse=byte_size, metavar="SIZE"),
     "cache.num_kv_pages": Flag(aliases=("num-gpu-blocks-override",), parse=at_least(2), metavar="N"),

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hardpoint.config.placement import Placement
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -43,6 +45,7 @@ class DeviceConfig:
 
     Attributes:
         device: auto, NAME or NAME:INDEX.
+        placement: layers on devices of several platforms, "layers[0:15]=cpu,layers[15:30]=acme"; goes before device.
         options: passed to the platform's `open`, checked against its manifest.
         on_fallback: error, warn or allow, for ops that fall to the reference.
         numerics: fast or exact; short for the device's option of that name.
@@ -54,6 +57,7 @@ class DeviceConfig:
     on_fallback: str = "warn"
     numerics: str | None = None
     threads: int | None = None
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from hardpoint.scheduler.settings import SchedulerSettings, StepLimits
 from hardpoint.weights.dummy import DummySource
 from hardpoint.weights.source import Checkpoint
 from hardpoint.worker.model_runner import ModelRunner, RunnerParts
+from hardpoint.worker.stage import StageParts
 from hardpoint.worker.step import make_step
 from hardpoint_platforms.conformance.checks import Check, Group, Measure, Wrong
 from hardpoint_platforms.conformance.subject import Subject
@@ -159,19 +160,25 @@ class Crowd:
         self._pager = KVPager(pages, page_tokens, windows, prefix_caching=True)
         self._runner = ModelRunner(
             RunnerParts(
-                device=device,
-                ops=ops,
-                model=model,
-                weights=book.load(device),
-                layout=layout,
-                state=device.state_cache().allocate(layout, pages),
-                step=make_step(model, sample.kernel),
+                stages=(
+                    StageParts(
+                        device=device,
+                        planners=ops.planners,
+                        model=model,
+                        dtype=dtype,
+                        weights=book.load(device),
+                        layout=layout,
+                        state=device.state_cache().allocate(layout, pages),
+                        step=make_step(model, sample.kernel),
+                    ),
+                ),
                 score=score.kernel,
                 max_num_seqs=ROWS,
                 max_model_len=MAX_LEN,
                 max_batch_tokens=self.settings.budget,
             )
         )
+        self._runner.warm_up(len(layout.groups))
 
     def serve(self, messages: Sequence[EngineRequest]) -> dict[str, Answer]:
         """All requests to their end, one result behind; the last request is aborted on the way."""

@@ -5,25 +5,26 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hardpoint.config.engine import EngineConfig
+from hardpoint.engine.devices import OpenedDevices, PlacedLayers, common_limits
 from hardpoint.engine.loop import Engine
 from hardpoint.executor.inprocess import InProcessExecutor
 from hardpoint.kv.pager import KVPager
+from hardpoint.models.registry import model_layers
 from hardpoint.protocol.messages import EngineInfo
 from hardpoint.request.defaults import sampling_defaults
 from hardpoint.scheduler.scheduler import Scheduler
-from hardpoint.scheduler.settings import SchedulerSettings, StepLimits
+from hardpoint.scheduler.settings import SchedulerSettings
 from hardpoint.weights.checkpoint import open_checkpoint
-from hardpoint.worker.worker import BoundModel, Worker, bind_model, describe_fallback
+from hardpoint.weights.source import Checkpoint
+from hardpoint.worker.worker import PlacedModel, Worker, bind_model, describe_fallback
 from hardpoint_platforms.binding import Binding
-from hardpoint_platforms.device import Device
-from hardpoint_platforms.discovery import discover
+from hardpoint_platforms.program import BIAS_ENTRIES, TOP_LOGPROBS
 from hardpoint_platforms.reference.providers import reference_providers
-from hardpoint_platforms.selection import Selection, open_device, select
 
 Progress = Callable[[str, float], None]
 
@@ -59,104 +60,122 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     """
     phases = _Phases(progress)
     with phases.phase("open device"):
-        selection, device = open_configured(config)
-    try:
+        devices = OpenedDevices(config.device)
+    with devices:
         with phases.phase("read model files"):
             checkpoint = open_checkpoint(config.model)
         with phases.phase("bind ops"):
-            bound = bind_model(config, checkpoint, device)
-        worker = Worker(config, bound, device, progress)
+            parts = devices.place(model_layers(checkpoint.config))
+            placed = _bind(config, checkpoint, parts)
+        worker = Worker(config, placed, progress)
         checkpoint.weights.close()
-    except BaseException:
-        device.close()
-        raise
-    scheduler = _scheduler(config, worker)
     engine = Engine(
-        scheduler,
+        _scheduler(config, worker),
         InProcessExecutor(worker),
         overlap=config.scheduler.overlap,
-        clock=device.clock(),
-        fallback_ops=len(bound.fallbacks),
+        clock=placed[-1].device.clock(),
+        fallback_ops=sum(len(part.bound.fallbacks) for part in placed),
     )
     defaults = sampling_defaults(checkpoint.generation_config) if config.model.generation_config == "auto" else {}
-    return BuiltEngine(engine, _describe(config, selection, worker, [*phases.rows, *worker.phases], defaults))
+    return BuiltEngine(engine, _describe(config, parts, worker, [*phases.rows, *worker.phases], defaults))
 
 
-def open_configured(config: EngineConfig) -> tuple[Selection, Device]:
-    """The device that the configuration names, opened. Raises HardpointError."""
-    registry = discover()
-    selection = select(config.device.device, registry)
-    short = {"numerics": config.device.numerics, "threads": config.device.threads}
-    options = {**config.device.options, **{name: value for name, value in short.items() if value is not None}}
-    return selection, open_device(selection, options)
-
-
-def explain_model(config: EngineConfig) -> tuple[Binding, ...]:
-    """Every op instance of the model on the device, with what was chosen and what was refused. Loads no weights."""
-    _, device = open_configured(config)
+def explain_model(config: EngineConfig) -> tuple[tuple[str, tuple[Binding, ...]], ...]:
+    """Every op instance of the model, with what was chosen and what was refused, per device. Loads no weights."""
+    devices = OpenedDevices(config.device)
     try:
-        bindings = bind_model(config, open_checkpoint(config.model), device).ops.bindings
-        programs = device.programs()
-        providers = (*device.providers(), *reference_providers(device.torch_device))
-        outside = {provider.name for provider in providers if not programs.holds(provider)}
-        return tuple(dataclasses.replace(binding, splits=binding.provider in outside) for binding in bindings)
+        checkpoint = open_checkpoint(config.model)
+        parts = devices.place(model_layers(checkpoint.config))
+        placed = _bind(config, checkpoint, parts)
+        return tuple((_described(where), tuple(_with_splits(part))) for where, part in zip(parts, placed, strict=True))
     finally:
-        device.close()
+        devices.close()
+
+
+def _with_splits(part: PlacedModel) -> Iterator[Binding]:
+    programs = part.device.programs()
+    providers = (*part.device.providers(), *reference_providers(part.device.torch_device))
+    outside = {provider.name for provider in providers if not programs.holds(provider)}
+    for binding in part.bound.ops.bindings:
+        yield dataclasses.replace(binding, splits=binding.provider in outside)
+
+
+def _bind(config: EngineConfig, checkpoint: Checkpoint, parts: Sequence[PlacedLayers]) -> tuple[PlacedModel, ...]:
+    return tuple(
+        PlacedModel(
+            bind_model(config, checkpoint, part.opened.device, layers=part.layers, last=part.last), part.opened.device
+        )
+        for part in parts
+    )
 
 
 def _scheduler(config: EngineConfig, worker: Worker) -> Scheduler:
     pager = KVPager(
         worker.pages.num_pages,
-        worker.layout.page_tokens,
-        tuple(group.window for group in worker.layout.groups),
+        worker.layouts[0].page_tokens,
+        tuple(group.window for group in worker.layouts[0].groups),
         config.cache.prefix_caching,
     )
     settings = SchedulerSettings(
         max_batch_tokens=worker.max_batch_tokens,
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=worker.bound.max_model_len,
+        max_model_len=worker.max_model_len,
         max_waiting=config.scheduler.max_waiting,
         chunked_prefill=config.scheduler.chunked_prefill,
         policy=config.scheduler.policy,
-        limits=StepLimits(**dataclasses.asdict(worker.device.capabilities().limits)),
+        limits=common_limits(part.device.capabilities().limits for part in worker.placed),
     )
     return Scheduler(settings, pager)
 
 
 def _tuning(worker: Worker) -> list[tuple[str, str, str]]:
-    """What the device chose, and how steps run on it."""
-    rows = [(choice.name, choice.value, choice.reason) for choice in worker.device.capabilities().tuning]
+    """What the devices chose, and how steps run on them."""
+    devices = dict.fromkeys(part.device for part in worker.placed)
+    rows = [
+        (f"{device.info} {choice.name}" if len(devices) > 1 else choice.name, choice.value, choice.reason)
+        for device in devices
+        for choice in device.capabilities().tuning
+    ]
     said = worker.runner.describe()
     return [*rows, ("steps", said, "seen while warming up")] if said else rows
 
 
+def _described(part: PlacedLayers) -> str:
+    """Its device, and the layers where it has not all of them: "cpu:0 (layers 0-14)"."""
+    device = str(part.opened.device.info)
+    return device if part.layers is None else f"{device} (layers {part.layers.start}-{part.layers.stop - 1})"
+
+
 def _describe(
     config: EngineConfig,
-    selection: Selection,
+    parts: Sequence[PlacedLayers],
     worker: Worker,
     phases: list[tuple[str, float]],
     defaults: dict[str, float],
 ) -> EngineInfo:
-    bound: BoundModel = worker.bound
-    providers = Counter(binding.provider for binding in bound.ops.bindings if binding.provider != "(decomposed)")
+    bindings = [binding for part in worker.placed for binding in part.bound.ops.bindings]
+    providers = Counter(binding.provider for binding in bindings if binding.provider != "(decomposed)")
+    last, layout = worker.placed[-1], worker.layouts[-1]
     return EngineInfo(
-        device=str(worker.device.info),
-        device_name=worker.device.info.name,
-        device_reason=selection.reason,
+        device=" + ".join(map(_described, parts)),
+        device_name=" + ".join(dict.fromkeys(part.device.info.name for part in worker.placed)),
+        device_reason=parts[0].opened.selection.reason,
         tuning=_tuning(worker),
-        dtype=str(bound.dtype).removeprefix("torch."),
-        kv_dtype=str(worker.layout.dtype).removeprefix("torch."),
+        dtype=str(last.bound.dtype).removeprefix("torch."),
+        kv_dtype=str(layout.dtype).removeprefix("torch."),
         weight_bytes=worker.weight_bytes,
         kv_bytes=worker.pages.kv_bytes,
         num_pages=worker.pages.usable_pages,
-        page_tokens=worker.layout.page_tokens,
-        max_model_len=bound.max_model_len,
+        page_tokens=layout.page_tokens,
+        max_model_len=worker.max_model_len,
         max_concurrency=worker.pages.max_concurrency,
-        vocab_size=bound.model.vocab_size,
+        vocab_size=last.bound.model.vocab_size,
         ops=sorted(providers.items(), key=lambda item: -item[1]),
-        fallbacks=[describe_fallback(binding) for binding in bound.fallbacks],
+        fallbacks=[describe_fallback(binding) for part in worker.placed for binding in part.bound.fallbacks],
         phases=phases,
         default_sampling=defaults,
         policy=config.scheduler.policy,
         prefix_caching=config.cache.prefix_caching,
+        max_logprobs=TOP_LOGPROBS if worker.runner.fixed_shapes else None,
+        max_biased_tokens=BIAS_ENTRIES if worker.runner.fixed_shapes else None,
     )

@@ -9,8 +9,9 @@ from typing import Protocol
 
 import msgspec
 
-from hardpoint.protocol.messages import EngineRequest
+from hardpoint.protocol.messages import EngineInfo, EngineRequest
 from hardpoint.request.sampling import SamplingParams
+from hardpoint.request.validation import RequestLimits
 
 
 class Encoder(Protocol):
@@ -22,6 +23,22 @@ class Encoder(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of the text."""
+
+
+def limits_of(
+    info: EngineInfo, *, max_logprobs: int = 20, max_n: int = 128, max_stop_strings: int = 16
+) -> RequestLimits:
+    """What a request may ask of this engine: the caller's own limits, and those of model and device."""
+    if info.max_logprobs is not None:
+        max_logprobs = min(max_logprobs, info.max_logprobs)
+    return RequestLimits(
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        max_logprobs=max_logprobs,
+        max_n=max_n,
+        max_stop_strings=max_stop_strings,
+        max_biased_tokens=info.max_biased_tokens,
+    )
 
 
 def complete(params: SamplingParams, tokenizer: Encoder | None) -> SamplingParams:

@@ -31,11 +31,28 @@ class CausalModel(ABC):
     vocab_size: int
     max_context: int
     hidden_size: int
+    #: Tensors [T, hidden_size] that it takes from the part before.
+    takes: int = 0
     #: Groups of equally many layers, and what each pool layer keeps (see `state_cache`).
     cache_groups: tuple[CacheGroup, ...]
     pool: tuple[LayerCache, ...]
 
     @abstractmethod
+    def advance(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        plans: tuple[Any, ...],
+        state: State,
+        weights: Weights,
+        carried: tuple[torch.Tensor, ...],
+    ) -> tuple[tuple[torch.Tensor, ...], State]:
+        """Run the layers of this part of a model; most models are one part.
+
+        token_ids, positions: int64 [T]. carried: what the part before returned, empty for the first. The last part
+        returns the hidden states after the final norm, [T, hidden_size]; the others what the next one takes.
+        """
+
     def forward(
         self,
         token_ids: torch.Tensor,
@@ -44,10 +61,12 @@ class CausalModel(ABC):
         state: State,
         weights: Weights,
     ) -> tuple[torch.Tensor, State]:
-        """Hidden states after the final norm.
+        """Hidden states after the final norm of a model that is one part.
 
         token_ids, positions: int64 [T]. Returns [T, hidden_size] and the new state.
         """
+        (hidden,), state = self.advance(token_ids, positions, plans, state, weights, ())
+        return hidden, state
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor, weights: Weights) -> torch.Tensor:

@@ -10,7 +10,7 @@ The residual stream travels beside the last block's output, so that each additio
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -26,7 +26,7 @@ from hardpoint.layers.moe import MoE
 from hardpoint.layers.norm import AddNorm, FirstNorm, Norm
 from hardpoint.layers.op import LayerBuilder, Part
 from hardpoint.models.base import CausalModel, ParameterBook
-from hardpoint.models.grouping import group_layers
+from hardpoint.models.grouping import group_layers, part_of
 from hardpoint.models.spec import AttentionSpec, LayerSpec, ModelSpec, MoESpec, Names
 from hardpoint_platforms.binding import OpTable
 from hardpoint_platforms.program import Weights
@@ -88,49 +88,75 @@ class DecoderLayer:
 
 
 class Decoder(CausalModel):
-    """A causal language model built from a spec."""
+    """A causal language model built from a spec, or the part of one that `layers` names.
+
+    The first part has the embedding, the last one the final norm and the logits.
+    """
 
     def __init__(
-        self, spec: ModelSpec, ops: OpTable, book: ParameterBook, dtype: torch.dtype, max_model_len: int
+        self,
+        spec: ModelSpec,
+        ops: OpTable,
+        book: ParameterBook,
+        dtype: torch.dtype,
+        max_model_len: int,
+        layers: range | None = None,
     ) -> None:
         """Bind every op. Raises WeightsError for a tensor that is missing or has another shape."""
+        layers = range(len(spec.layers)) if layers is None else layers
         self.spec = spec
         self.vocab_size = spec.vocab_size
         self.hidden_size = spec.hidden_size
         self.max_context = max_model_len
-        grouping = group_layers(
-            [layer.attention.window for layer in spec.layers], [_cache_of(layer) for layer in spec.layers]
+        self.takes = 2 if layers.start else 0
+        grouping = part_of(
+            group_layers(
+                [layer.attention.window for layer in spec.layers], [_cache_of(layer) for layer in spec.layers]
+            ),
+            layers,
         )
         self.cache_groups, self.pool = grouping.groups, grouping.pool
         names = spec.names
         build = LayerBuilder(ops, book, dtype, _prefix(book, names))
         table = build.weight(f"{names.embed}.weight", (spec.vocab_size, spec.hidden_size))
-        self._embedding = Embedding(build, names.embed, table, spec.embed_scale)
+        self._embedding: Embedding | None = None
+        if layers.start == 0:
+            self._embedding = Embedding(build, names.embed, table, spec.embed_scale)
         ropes = Ropes(build, max_model_len)
         self._layers = tuple(
-            DecoderLayer(build, number, layer, spec, ropes, grouping.place[number])
-            for number, layer in enumerate(spec.layers)
+            DecoderLayer(build, number, spec.layers[number], spec, ropes, grouping.place[number]) for number in layers
         )
-        self._norm = AddNorm(build, names.final_norm, spec.hidden_size, spec.norm)
-        head, where = (table, names.embed) if spec.tied else _head(build, book, spec)
-        self._logits = Logits(build, where, head, spec.logit_softcap)
+        self._norm: AddNorm | None = None
+        self._logits: Logits | None = None
+        if layers.stop == len(spec.layers):
+            self._norm = AddNorm(build, names.final_norm, spec.hidden_size, spec.norm)
+            head, where = (table, names.embed) if spec.tied else _head(build, book, spec)
+            self._logits = Logits(build, where, head, spec.logit_softcap)
 
-    def forward(
+    def advance(
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         plans: tuple[Any, ...],
         state: State,
         weights: Weights,
-    ) -> tuple[torch.Tensor, State]:
-        x = self._embedding(token_ids, weights)
+        carried: tuple[torch.Tensor, ...],
+    ) -> tuple[tuple[torch.Tensor, ...], State]:
         residual: torch.Tensor | None = None
+        if self._embedding is not None:
+            x = self._embedding(token_ids, weights)
+        else:
+            x, residual = carried
         for layer in self._layers:
             x, residual, state = layer(x, residual, positions, plans, state, weights)
+        if self._norm is None:
+            return (x, cast(torch.Tensor, residual)), state
         x, _ = self._norm.enter(x, residual, weights)
-        return x, state
+        return (x,), state
 
     def logits(self, hidden: torch.Tensor, weights: Weights) -> torch.Tensor:
+        if self._logits is None:
+            raise TypeError("only the last part of a model has logits")
         return self._logits(hidden, weights)
 
 

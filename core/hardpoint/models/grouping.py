@@ -21,7 +21,7 @@ MAX_GROUPS = 16
 class Grouping:
     """Attributes:
     groups, pool: as `CacheLayout` has them.
-    place: per layer its group and its place among the pool layers.
+    place: per layer its group and its place among the pool layers, -1 for a layer that is elsewhere.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -53,6 +53,23 @@ def group_layers(windows: Sequence[int | None], caches: Sequence[LayerCache]) ->
             place[layer] = (group, pool_layer)
     groups = tuple(CacheGroup(tuple(piece), _widest(piece, windows)) for piece in pieces)
     return Grouping(groups, tuple(caches[layer] for layer in pieces[0]), tuple(place))
+
+
+def part_of(grouping: Grouping, layers: range) -> Grouping:
+    """The same groups for the layers of one part of the model: pool layers that no other layer here uses are left out.
+
+    Groups stay as many as they were, since page tables are those of the whole model; some may be empty.
+    """
+    used = sorted({grouping.place[layer][1] for layer in layers})
+    index = {pool_layer: new for new, pool_layer in enumerate(used)}
+    groups = tuple(
+        CacheGroup(tuple(layer for layer in group.layers if layer in layers), group.window) for group in grouping.groups
+    )
+    place = tuple(
+        (group, index[pool_layer]) if layer in layers else (group, -1)
+        for layer, (group, pool_layer) in enumerate(grouping.place)
+    )
+    return Grouping(groups, tuple(grouping.pool[pool_layer] for pool_layer in used), place)
 
 
 def _width(window: int | None) -> float:

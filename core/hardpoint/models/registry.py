@@ -51,7 +51,11 @@ def model_context(config: Mapping[str, Any]) -> int:
 
 
 def build_model(
-    checkpoint: Checkpoint, ops: OpTable, dtype: torch.dtype, max_model_len: int | None = None
+    checkpoint: Checkpoint,
+    ops: OpTable,
+    dtype: torch.dtype,
+    max_model_len: int | None = None,
+    layers: range | None = None,
 ) -> tuple[CausalModel, ParameterBook]:
     """Bind every op and list every weight; nothing but headers is read.
 
@@ -60,6 +64,7 @@ def build_model(
         ops: binds op instances on the device.
         dtype: of activations and of plain weights.
         max_model_len: longest sequence served; fixes rope tables and windows. None takes the model's own.
+        layers: the part of the model to build; None for all of it.
 
     Raises UnsupportedArchitecture, ConfigError (a key of config.json, or --max-model-len), WeightsError (a tensor that
     is missing or of another shape), UnsupportedOperation (an op that nobody takes).
@@ -76,7 +81,14 @@ def build_model(
             hint=f"use --max-model-len {context} or less",
         )
     book = ParameterBook(checkpoint.weights)
-    return Decoder(family.spec(fields, length), ops, book, dtype, length), book
+    return Decoder(family.spec(fields, length), ops, book, dtype, length, layers), book
+
+
+def model_layers(config: Mapping[str, Any]) -> int:
+    """Layers of the model."""
+    family = find_family(config)
+    fields = family.fields(config)
+    return len(family.spec(fields, family.context(fields)).layers)
 
 
 def _refuse_quantized(config: Mapping[str, Any]) -> None:

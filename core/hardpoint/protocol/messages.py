@@ -170,6 +170,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         default_sampling: fields of SamplingParams that requests get where they say nothing.
         policy: the scheduler's, fcfs or priority.
         prefix_caching: whether pages of finished requests are kept and shared.
+        max_logprobs, max_biased_tokens: what a request may ask at most where the device's programs have fixed shapes:
+            top log-probabilities, and tokens that logit_bias, min_tokens and bad_words touch. None for no limit.
     """
 
     device: str
@@ -191,6 +193,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     default_sampling: dict[str, float] = {}
     policy: str = "fcfs"
     prefix_caching: bool = True
+    max_logprobs: int | None = None
+    max_biased_tokens: int | None = None
 
 
 class Ready(Message, frozen=True):

@@ -23,13 +23,14 @@ MAX_LOGIT_BIAS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What a request may ask of this server and model.
+    """What a request may ask of this server, model and device.
 
     Attributes:
         vocab_size: rows of the logits; token ids are below it. None skips these checks.
         max_model_len: longest sequence in tokens, prompt and output together. None skips these checks.
         max_logprobs: most top log-probabilities per position.
         max_n: most sequences per request.
+        max_biased_tokens: most tokens that logit_bias, min_tokens and bad_words touch; None skips the check.
         max_stop_strings, max_stop_length: number of stop strings, and characters of each; the latter of bad words too.
     """
 
@@ -39,6 +40,7 @@ class RequestLimits:
     max_n: int = 128
     max_stop_strings: int = 16
     max_stop_length: int = 1024
+    max_biased_tokens: int | None = None
 
 
 def validate(params: SamplingParams, limits: RequestLimits) -> None:
@@ -52,6 +54,7 @@ def validate(params: SamplingParams, limits: RequestLimits) -> None:
     _check_stops(params, limits)
     _check_token_sets(params, limits)
     _check_texts(params, limits)
+    _check_biased(params, limits)
     check_choice(params, limits.vocab_size)
 
 
@@ -250,6 +253,23 @@ def _check_token_sets(params: SamplingParams, limits: RequestLimits) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
             raise RequestError(f"logit_bias of token {key} must be a finite number", field="logit_bias")
     _check_ids(tuple(params.logit_bias), "logit_bias", limits)
+
+
+def _check_biased(params: SamplingParams, limits: RequestLimits) -> None:
+    """A step of fixed shape has room for so many biased tokens. A bad word counts twice: it has two spellings."""
+    if limits.max_biased_tokens is None:
+        return
+    counts = {
+        "logit_bias": len(params.logit_bias or ()),
+        "stop_token_ids": len(params.stop_token_ids) + len(params.eos_token_ids) if params.min_tokens else 0,
+        "bad_words": max(2 * len(params.bad_words), len(params.bad_words_ids)),
+    }
+    if sum(counts.values()) > limits.max_biased_tokens:
+        told = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        raise RequestError(
+            f"this device takes at most {limits.max_biased_tokens} biased tokens per request, there are {told}",
+            field=max(counts, key=lambda name: counts[name]),
+        )
 
 
 def _check_texts(params: SamplingParams, limits: RequestLimits) -> None:

@@ -11,6 +11,7 @@ from hardpoint.config.engine import ModelConfig
 from hardpoint.config.server import ServerConfig
 from hardpoint.errors import NotFound
 from hardpoint.frontend.client import EngineClient
+from hardpoint.frontend.requests import limits_of
 from hardpoint.metrics.registry import ServerMetrics
 from hardpoint.request.validation import RequestLimits
 from hardpoint.server.lifecycle import Lifecycle
@@ -45,10 +46,8 @@ class Service:
     @property
     def limits(self) -> RequestLimits:
         """What a request may ask for. Valid once the engine serves."""
-        info = self.client.info
-        return RequestLimits(
-            vocab_size=info.vocab_size,
-            max_model_len=info.max_model_len,
+        return limits_of(
+            self.client.info,
             max_logprobs=self.server.max_logprobs,
             max_n=self.server.max_n,
             max_stop_strings=self.server.max_stop_strings,

@@ -43,11 +43,11 @@ class HostBatch:
     num_sampled: int
 
 
-def build_host_batch(plan: StepPlan, page_tokens: int, bucket: Bucket | None, table_width: int) -> HostBatch:
-    """Lay out a plan. With a bucket, tokens, requests and page tables get its sizes; padding points into page 0."""
+def build_host_batch(plan: StepPlan, page_tokens: int, bucket: Bucket, table_width: int) -> HostBatch:
+    """Lay out a plan. Tokens, requests and page tables get the bucket's sizes, if it has any; padding points into page
+    0."""
     num_requests, num_tokens = len(plan.rows), plan.num_tokens
-    tokens = bucket.tokens if bucket else num_tokens
-    requests = bucket.requests if bucket else num_requests
+    tokens, requests = bucket.tokens or num_tokens, bucket.requests or num_requests
     lengths = plan.query_lengths
     starts = np.zeros(requests + 1, np.int32)
     np.cumsum(lengths, out=starts[1 : num_requests + 1])
@@ -66,14 +66,16 @@ def build_host_batch(plan: StepPlan, page_tokens: int, bucket: Bucket | None, ta
     attention = AttentionBatch(
         query_start=starts,
         sequence_lengths=_padded(plan.computed + lengths, requests).astype(np.int32),
-        page_tables=tuple(_padded_table(t, requests, table_width if bucket else t.shape[1]) for t in plan.page_tables),
+        page_tables=tuple(
+            _padded_table(t, requests, table_width if bucket.tokens else t.shape[1]) for t in plan.page_tables
+        ),
         slot_mapping=slots,
         page_tokens=page_tokens,
         num_requests=num_requests,
         num_tokens=num_tokens,
     )
     sampled = np.flatnonzero(plan.samples)
-    padded = _padded(sampled, requests) if bucket else sampled
+    padded = _padded(sampled, requests) if bucket.requests else sampled
     return HostBatch(
         attention=attention,
         rows=_padded(plan.rows[request_of].astype(np.int64), tokens),

@@ -30,13 +30,24 @@ class PromptScorer:
         self._weights = weights
         self._table = table
 
-    def hidden_index(self, plan: StepPlan, query_start: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
-        """Tokens of the batch whose hidden states are needed, or None."""
+    def has_work(self, plan: StepPlan) -> bool:
+        """Whether the plan computes prompt tokens that are to be scored."""
+        return bool(self._chunks(plan))
+
+    def hidden_index(
+        self, plan: StepPlan, query_start: npt.NDArray[np.int32], size: int | None = None
+    ) -> npt.NDArray[np.int64] | None:
+        """Tokens of the batch whose hidden states are needed, or None; with a `size` always so many, token 0 added."""
         parts = [
             np.arange(query_start[place], query_start[place] + count, dtype=np.int64)
             for place, _, count in self._chunks(plan)
         ]
-        return np.concatenate(parts) if parts else None
+        if size is None:
+            return np.concatenate(parts) if parts else None
+        index = np.zeros(size, np.int64)
+        if parts:
+            index[: sum(map(len, parts))] = np.concatenate(parts)
+        return index
 
     def launch(self, plan: StepPlan, hidden: torch.Tensor | None) -> dict[int, Logprobs]:
         """Scores by place in the plan, on the device; `hidden` belongs to the tokens that `hidden_index` named."""

@@ -9,6 +9,7 @@ import torch
 from hardpoint.worker.sequence_table import SequenceTable
 from hardpoint_platforms.batch import LogitBias, Penalties, SamplingInputs
 from hardpoint_platforms.device import Device
+from hardpoint_platforms.program import BIAS_ENTRIES, TOP_LOGPROBS, SamplingShape
 
 Int64s = npt.NDArray[np.int64]
 
@@ -23,8 +24,23 @@ class SamplingBatchBuilder:
         self._static: dict[str, torch.Tensor] = {}
         self._flags: tuple[bool, bool, bool, int | None] = (True, False, False, None)
 
-    def build(self, rows: Int64s, positions: Int64s) -> SamplingInputs:
-        """rows, positions: int64 [R], the row of each draw and the place in its sequence that the drawn token takes."""
+    def shape(self, rows: npt.NDArray[np.int32]) -> SamplingShape:
+        """The lowest shape that serves the draws of these rows."""
+        table = self._table
+        special = [held for held in (table.bias, table.min_tokens, table.bad_words, table.allowed) if held]
+        if (
+            table.has_penalties[rows].any()
+            or (table.logprobs[rows] >= 0).any()
+            or any(row in held for held in special for row in rows.tolist())
+        ):
+            return SamplingShape.FULL
+        return SamplingShape.DRAW if table.temperature[rows].any() else SamplingShape.GREEDY
+
+    def build(self, rows: Int64s, positions: Int64s, shape: SamplingShape = SamplingShape.ANY) -> SamplingInputs:
+        """Inputs of `shape`, which serves these rows.
+
+        rows, positions: int64 [R], the row of each draw and the place in its sequence that the drawn token takes.
+        """
         table = self._table
         key = (table.version, rows.tobytes())
         if key != self._key:
@@ -32,13 +48,17 @@ class SamplingBatchBuilder:
             self._key = key
         greedy, filters, penalties, num_logprobs = self._flags
         constrained = bool(table.bias or table.min_tokens or table.bad_words)
+        full = shape is SamplingShape.FULL
+        if shape is not SamplingShape.ANY:
+            greedy, filters = shape is SamplingShape.GREEDY, shape is not SamplingShape.GREEDY
+        bias = self._bias(rows, positions) if constrained else None
         return SamplingInputs(
             **self._static,
             positions=self._put(positions),
-            penalties=self._penalties(rows, positions) if penalties else None,
-            bias=self._bias(rows, positions) if constrained else None,
-            allowed=self._allowed(rows) if table.allowed else None,
-            num_logprobs=num_logprobs,
+            penalties=self._penalties(rows, positions, whole=full) if penalties or full else None,
+            bias=self._padded_bias(bias, len(rows) * BIAS_ENTRIES) if full else bias,
+            allowed=self._allowed(rows, always=full) if table.allowed or full else None,
+            num_logprobs=TOP_LOGPROBS if full else num_logprobs,
             all_greedy=greedy,
             filters=filters,
         )
@@ -63,10 +83,11 @@ class SamplingBatchBuilder:
             None if most < 0 else most,
         )
 
-    def _penalties(self, rows: Int64s, positions: Int64s) -> Penalties:
+    def _penalties(self, rows: Int64s, positions: Int64s, whole: bool) -> Penalties:
+        """History as long as the longest row needs, or `whole`: as long as any row may come to need."""
         table = self._table
         lengths = np.where(table.has_penalties[rows], positions, 0)
-        longest = int(lengths.max(initial=1))
+        longest = table.max_len if whole else int(lengths.max(initial=1))
         history = table.tokens[self._put(rows)][:, :longest].long()
         unused = torch.arange(longest, device=history.device) >= self._put(lengths)[:, None]
         return Penalties(
@@ -103,13 +124,17 @@ class SamplingBatchBuilder:
             self._put(np.concatenate(tokens or [np.zeros(0, np.int64)])),
             self._put(np.concatenate(values or [np.zeros(0, np.float32)])),
         )
-        if banned is None:
-            return fixed
-        return LogitBias(
-            torch.cat((fixed.rows, banned.rows)),
-            torch.cat((fixed.tokens, banned.tokens)),
-            torch.cat((fixed.values, banned.values)),
+        return fixed if banned is None else _joined(fixed, banned)
+
+    def _padded_bias(self, bias: LogitBias | None, size: int) -> LogitBias:
+        """As many entries as a static step has; those that are added change nothing."""
+        count = 0 if bias is None else len(bias.rows)
+        nothing = LogitBias(
+            self._put(np.zeros(size - count, np.int64)),
+            self._put(np.zeros(size - count, np.int64)),
+            self._put(np.zeros(size - count, np.float32)),
         )
+        return nothing if bias is None else _joined(bias, nothing)
 
     def _bad_words(self, rows: Int64s, positions: Int64s) -> LogitBias | None:
         """The last token of each bad word, banned where the sequence ends with the tokens before it.
@@ -140,12 +165,26 @@ class SamplingBatchBuilder:
         last = np.array([w[3][-1] for w in words])
         return LogitBias(self._put(index_of), self._put(last), ban)
 
-    def _allowed(self, rows: Int64s) -> torch.Tensor | None:
+    def _allowed(self, rows: Int64s, always: bool) -> torch.Tensor | None:
         allowed = self._table.allowed
-        if not any(row in allowed for row in rows.tolist()):
+        if not always and not any(row in allowed for row in rows.tolist()):
             return None
         free = np.full(-(-self._table.vocab_size // 32), -1, np.int32)
         return self._put(np.stack([allowed.get(row, free) for row in rows.tolist()]))
 
     def _put(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
         return self._device.to_device(torch.from_numpy(values))
+
+
+def _joined(one: LogitBias, other: LogitBias) -> LogitBias:
+    return LogitBias(
+        torch.cat((one.rows, other.rows)),
+        torch.cat((one.tokens, other.tokens)),
+        torch.cat((one.values, other.values)),
+    )
+
+
+def no_draws(device: Device) -> SamplingInputs:
+    """Inputs for no draw at all."""
+    floats, ints = (device.to_device(torch.zeros(0, dtype=dtype)) for dtype in (torch.float32, torch.int64))
+    return SamplingInputs(floats, ints, floats, floats, ints, ints, all_greedy=True, filters=False)

@@ -1,12 +1,11 @@
-"""One rank: opens the device, builds and loads the model, sizes the cache, and holds the runner."""
+"""One rank: builds and loads the model on its devices, sizes the cache, and holds the runner."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from hardpoint.config.engine import EngineConfig
@@ -14,16 +13,17 @@ from hardpoint.errors import ConfigError
 from hardpoint.kv.sizing import PagePlan, plan_pages
 from hardpoint.models.base import CausalModel, ParameterBook
 from hardpoint.models.registry import build_model
-from hardpoint.request.sampling import SamplingParams
-from hardpoint.scheduler.plan import NewSequence, StepPlan
 from hardpoint.weights.source import Checkpoint
 from hardpoint.worker.dtypes import choose_dtype, named_dtype
 from hardpoint.worker.model_runner import ModelRunner, RunnerParts
-from hardpoint.worker.step import make_step
+from hardpoint.worker.stage import StageParts
+from hardpoint.worker.step import make_inner_step, make_step
 from hardpoint_platforms.binding import Binding, BoundOp, OpTable
 from hardpoint_platforms.device import Device
 from hardpoint_platforms.errors import UnsupportedOperation
 from hardpoint_platforms.ops.table import op_table
+from hardpoint_platforms.program import Weights
+from hardpoint_platforms.selection import close_device
 from hardpoint_platforms.state_cache import CacheLayout
 
 #: Where device and host share memory, the KV cache takes no more than this unless one sequence needs it.
@@ -33,14 +33,24 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
+class BoundDraws:
+    """What the end of a model needs beyond its layers: the bound `sample` and `logprobs` ops."""
+
+    sample: BoundOp
+    score: BoundOp
+
+
+@dataclass(frozen=True)
 class BoundModel:
-    """A model whose every op has a provider, before any weight is read."""
+    """A model, or a part of one, whose every op has a provider, before any weight is read.
+
+    `draws` is None for a part that is not the last.
+    """
 
     model: CausalModel
     book: ParameterBook
     ops: OpTable
-    sample: BoundOp
-    score: BoundOp
+    draws: BoundDraws | None
     dtype: torch.dtype
     max_model_len: int
 
@@ -50,17 +60,34 @@ class BoundModel:
         return tuple(b for b in self.ops.bindings if b.fallback and self.ops.has_own_providers)
 
 
-def bind_model(config: EngineConfig, checkpoint: Checkpoint, device: Device, ops: OpTable | None = None) -> BoundModel:
-    """Build the model on the device's op table, or on a fresh one that is given. Reads no weights.
+@dataclass(frozen=True)
+class PlacedModel:
+    """A bound model, or a part of one, and the opened device that runs it."""
 
-    Raises ModelError, ConfigError, UnsupportedOperation.
+    bound: BoundModel
+    device: Device
+
+
+def bind_model(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    device: Device,
+    ops: OpTable | None = None,
+    layers: range | None = None,
+    last: bool = True,
+) -> BoundModel:
+    """Build the model, or the part that `layers` names, on the device's op table or on a fresh one that is given.
+
+    Reads no weights. `last`: whether the part ends the model. Raises ModelError, ConfigError, UnsupportedOperation.
     """
     dtype = choose_dtype(config.model.dtype, checkpoint.config, device.capabilities())
     ops = op_table(device) if ops is None else ops
-    model, book = build_model(checkpoint, ops, dtype, config.model.max_model_len)
-    sample = ops.bind(ops.contract("sample").instance("sampler", torch.float32))
-    score = ops.bind(ops.contract("logprobs").instance("prompt scores", torch.float32))
-    bound = BoundModel(model, book, ops, sample, score, dtype, model.max_context)
+    model, book = build_model(checkpoint, ops, dtype, config.model.max_model_len, layers)
+    draws = None
+    if last:
+        sample = ops.bind(ops.contract("sample").instance("sampler", torch.float32))
+        draws = BoundDraws(sample, ops.bind(ops.contract("logprobs").instance("prompt scores", torch.float32)))
+    bound = BoundModel(model, book, ops, draws, dtype, model.max_context)
     if bound.fallbacks and config.device.on_fallback == "error":
         lines = "; ".join(describe_fallback(binding) for binding in bound.fallbacks)
         raise UnsupportedOperation(
@@ -77,68 +104,70 @@ def describe_fallback(binding: Binding) -> str:
 
 
 class Worker:
-    """Owns one opened device with a loaded model and its paged state."""
+    """Owns the opened devices of one rank, with a loaded model and its paged state: one device, unless the model is cut
+    over several."""
 
-    def __init__(
-        self, config: EngineConfig, bound: BoundModel, device: Device, progress: Progress | None = None
-    ) -> None:
-        self.device = device
-        self.bound = bound
+    def __init__(self, config: EngineConfig, placed: Sequence[PlacedModel], progress: Progress | None = None) -> None:
+        self.placed = tuple(placed)
         self.phases: list[tuple[str, float]] = []
         started = time.perf_counter()
-        weights = bound.book.load(device, (lambda done: progress("weights", done)) if progress else None)
+        weights = [_load(part, share, progress) for part, share in zip(placed, _shares(placed), strict=True)]
         self.phases.append(("load weights", time.perf_counter() - started))
 
         started = time.perf_counter()
-        self.weight_bytes = bound.book.weight_bytes(weights)
-        self.layout = cache_layout(config, bound, device)
-        self.pages = _plan_pages(config, bound, device, self.layout)
-        self.max_batch_tokens = _batch_tokens(config, device, bound.max_model_len)
-        state = device.state_cache().allocate(self.layout, self.pages.num_pages)
-        self.runner = ModelRunner(
-            RunnerParts(
-                device=device,
-                ops=bound.ops,
-                model=bound.model,
-                weights=weights,
-                layout=self.layout,
-                state=state,
-                step=make_step(bound.model, bound.sample.kernel),
-                score=bound.score.kernel,
-                max_num_seqs=config.scheduler.max_num_seqs,
-                max_model_len=bound.max_model_len,
-                max_batch_tokens=self.max_batch_tokens,
-            )
-        )
-        self._warm_up()
+        self.weight_bytes = sum(p.bound.book.weight_bytes(w) for p, w in zip(placed, weights, strict=True))
+        self.layouts = tuple(cache_layout(config, part.bound, part.device) for part in placed)
+        self.pages = _plan_pages(config, self.placed, self.layouts)
+        self.max_model_len = placed[0].bound.max_model_len
+        self.max_batch_tokens = min(_batch_tokens(config, part.device, self.max_model_len) for part in placed)
+        self.runner = self._runner(config, weights)
+        self.runner.warm_up(len(self.layouts[0].groups))
         self.phases.append(("cache and warm-up", time.perf_counter() - started))
 
     def close(self) -> None:
-        """Give the device back."""
-        self.device.close()
+        """Give the devices back."""
+        for part in self.placed:
+            close_device(part.device)
 
-    def _warm_up(self) -> None:
-        """One prefill and one decode into page 0, so that a kernel that cannot run fails now."""
-        length = min(8, self.bound.max_model_len - 1)
-        width = length // self.layout.page_tokens + 1
-        tables = tuple(np.zeros((1, width), np.int32) for _ in self.layout.groups)
-        row = np.zeros(1, np.int32)
-        sequence = NewSequence(0, "warm-up", np.zeros(length, np.int32), length, SamplingParams(temperature=0.0))
-        for step, (new, query, computed, released) in enumerate(
-            (((sequence,), length, 0, ()), ((), 1, length, ())), start=-2
-        ):
-            plan = StepPlan(
-                step=step,
-                released=released,
-                new=new,
-                rows=row,
-                query_lengths=np.array([query], np.int32),
-                computed=np.array([computed], np.int32),
-                samples=np.ones(1, np.bool_),
-                page_tables=tables,
+    def _runner(self, config: EngineConfig, weights: Sequence[Weights]) -> ModelRunner:
+        draws = self.placed[-1].bound.draws
+        assert draws is not None, "the last part of a model draws"
+        stages = tuple(
+            StageParts(
+                device=part.device,
+                planners=part.bound.ops.planners,
+                model=part.bound.model,
+                dtype=part.bound.dtype,
+                weights=loaded,
+                layout=layout,
+                state=part.device.state_cache().allocate(layout, self.pages.num_pages),
+                step=make_step(part.bound.model, draws.sample.kernel)
+                if part is self.placed[-1]
+                else make_inner_step(part.bound.model),
             )
-            self.runner.execute(plan)
-        self.runner.forget(0)
+            for part, layout, loaded in zip(self.placed, self.layouts, weights, strict=True)
+        )
+        return ModelRunner(
+            RunnerParts(
+                stages=stages,
+                score=draws.score.kernel,
+                max_num_seqs=config.scheduler.max_num_seqs,
+                max_model_len=self.max_model_len,
+                max_batch_tokens=self.max_batch_tokens,
+            )
+        )
+
+
+def _shares(placed: Sequence[PlacedModel]) -> list[tuple[float, float]]:
+    """Of the progress of loading: where each part begins, and how much it is."""
+    return [(index / len(placed), 1 / len(placed)) for index in range(len(placed))]
+
+
+def _load(part: PlacedModel, share: tuple[float, float], progress: Progress | None) -> Weights:
+    if progress is None:
+        return part.bound.book.load(part.device)
+    first, size = share
+    return part.bound.book.load(part.device, lambda done: progress("weights", first + done * size))
 
 
 def cache_layout(config: EngineConfig, bound: BoundModel, device: Device) -> CacheLayout:
@@ -165,21 +194,34 @@ def _auto_kv_dtype(compute: torch.dtype, offered: tuple[torch.dtype, ...]) -> to
     return offered[0]
 
 
-def _plan_pages(config: EngineConfig, bound: BoundModel, device: Device, layout: CacheLayout) -> PagePlan:
-    memory = config.cache.kv_cache_memory
+def _plan_pages(config: EngineConfig, placed: Sequence[PlacedModel], layouts: Sequence[CacheLayout]) -> PagePlan:
+    """Page ids are the same on every device: the smallest pool decides."""
+    plans = [
+        _plan_device(config, part, layout, config.cache.num_kv_pages)
+        for part, layout in zip(placed, layouts, strict=True)
+    ]
+    if len(plans) == 1:
+        return plans[0]
+    least = min(plan.usable_pages for plan in plans)
+    plans = [_plan_device(config, part, layout, least) for part, layout in zip(placed, layouts, strict=True)]
+    return replace(plans[0], kv_bytes=sum(plan.kv_bytes for plan in plans))
+
+
+def _plan_device(config: EngineConfig, part: PlacedModel, layout: CacheLayout, num_pages: int | None) -> PagePlan:
+    memory, device = config.cache.kv_cache_memory, part.device
     if memory is None:
         memory = int(device.memory().free * config.cache.memory_fraction)
         if device.capabilities().unified_memory:
-            whole = -(-bound.max_model_len // layout.page_tokens) * len(layout.groups) * layout.page_bytes
+            whole = -(-part.bound.max_model_len // layout.page_tokens) * len(layout.groups) * layout.page_bytes
             memory = min(memory, max(_SHARED_MEMORY_SHARE, whole))
     return plan_pages(
         page_bytes=device.state_cache().page_bytes(layout),
         page_tokens=layout.page_tokens,
         windows=tuple(group.window for group in layout.groups),
-        max_model_len=bound.max_model_len,
+        max_model_len=part.bound.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         memory=memory,
-        num_pages=config.cache.num_kv_pages,
+        num_pages=num_pages,
         chunk=1 if config.scheduler.chunked_prefill else None,
     )
 

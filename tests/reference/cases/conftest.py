@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hardpoint.engine import build
+from hardpoint.engine import devices
 
 if (HERE := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, HERE)
@@ -27,7 +27,7 @@ def quick() -> Iterator[None]:
     """One thread, as test processes share few cores; and plugins are looked for once, not for each tiny engine."""
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "discover", functools.cache(build.discover))
+        patch.setattr(devices, "discover", functools.cache(devices.discover))
         yield
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hardpoint.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from hardpoint.config.placement import parse_placement
 from hardpoint.engine.build import build_engine
 from hardpoint.engine.loop import Engine
 from hardpoint.frontend.output import OutputProcessor, TokenTexts
@@ -82,11 +83,13 @@ def engine_config(
     max_model_len: int | None = None,
     overrides: dict[str, Any] | None = None,
 ) -> EngineConfig:
-    """A configuration in fp32, small unless told otherwise."""
+    """A configuration in fp32, small unless told otherwise. `device` may be a placement."""
+    placement = parse_placement(device) if "=" in device else None
+    exact = "exact" if "cpu" in device else None
     return EngineConfig(
         ModelConfig(str(folder), dtype="float32", max_model_len=max_model_len, overrides=overrides or {}),
         # Compared with float32: rounding activations to int8 is another test's matter (tests/reference/real).
-        DeviceConfig(device, numerics="exact" if device == "cpu" else None),
+        DeviceConfig("auto" if placement else device, numerics=exact, placement=placement),
         CacheConfig(page_tokens=page_tokens, num_kv_pages=pages, prefix_caching=prefix_caching),
         SchedulerConfig(
             max_batch_tokens=budget,

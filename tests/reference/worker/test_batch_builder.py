@@ -7,7 +7,7 @@ import pytest
 
 from hardpoint.scheduler.plan import StepPlan
 from hardpoint.worker.batch_builder import build_host_batch
-from hardpoint_platforms.program import Bucket
+from hardpoint_platforms.program import ANY_SIZE, Bucket
 
 pytestmark = pytest.mark.reference
 
@@ -27,7 +27,7 @@ def make_plan(lengths, computed, samples, tables, rows=None):
 
 def test_mixed_step_by_hand():
     plan = make_plan([1, 3], [5, 2], [True, False], [[[3, 7], [9, 0]]], rows=[4, 2])
-    batch = build_host_batch(plan, page_tokens=4, bucket=None, table_width=2)
+    batch = build_host_batch(plan, page_tokens=4, bucket=ANY_SIZE, table_width=2)
     assert batch.positions.tolist() == [5, 2, 3, 4]
     assert batch.rows.tolist() == [4, 2, 2, 2]
     # token 5 of row 4 is in its second page (7) at offset 1; row 2 crosses from page 9 into an unused entry
@@ -41,7 +41,7 @@ def test_mixed_step_by_hand():
 
 def test_decode_only_step_needs_no_expansion():
     plan = make_plan([1, 1], [3, 8], [True, True], [[[1, 0, 0], [2, 5, 6]]])
-    batch = build_host_batch(plan, page_tokens=4, bucket=None, table_width=3)
+    batch = build_host_batch(plan, page_tokens=4, bucket=ANY_SIZE, table_width=3)
     assert batch.attention.decode_only
     assert batch.attention.slot_mapping[0].tolist() == [1 * 4 + 3, 6 * 4 + 0]
     assert batch.logits_index.tolist() == [0, 1]
@@ -62,6 +62,6 @@ def test_padding_points_into_page_zero_and_has_no_tokens():
 
 def test_a_step_that_samples_nothing():
     plan = make_plan([4], [0], [False], [[[3]]])
-    batch = build_host_batch(plan, page_tokens=4, bucket=None, table_width=1)
+    batch = build_host_batch(plan, page_tokens=4, bucket=ANY_SIZE, table_width=1)
     assert batch.logits_index.tolist() == []
     assert batch.num_sampled == 0

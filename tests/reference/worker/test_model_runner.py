@@ -10,6 +10,7 @@ from hardpoint.models.base import CausalModel
 from hardpoint.request.sampling import SamplingParams
 from hardpoint.scheduler.plan import NewSequence, StepPlan
 from hardpoint.worker.model_runner import ModelRunner, RunnerParts
+from hardpoint.worker.stage import StageParts
 from hardpoint.worker.step import make_step
 from hardpoint_platforms.ops.table import op_table
 from hardpoint_platforms.reference.platform import ReferenceDevice
@@ -33,8 +34,8 @@ class ChainModel(CausalModel):
             noise[token, (token + 2) % VOCAB] = 10.0
         self.table = noise
 
-    def forward(self, token_ids, positions, plans, state, weights):
-        return torch.nn.functional.one_hot(token_ids, VOCAB).float(), state
+    def advance(self, token_ids, positions, plans, state, weights, carried):
+        return (torch.nn.functional.one_hot(token_ids, VOCAB).float(),), state
 
     def logits(self, hidden, weights):
         return self.table[hidden.argmax(-1)]
@@ -50,13 +51,18 @@ def runner():
     layout = CacheLayout(model.cache_groups, model.pool, 4, torch.float32)
     return ModelRunner(
         RunnerParts(
-            device=device,
-            ops=ops,
-            model=model,
-            weights=(),
-            layout=layout,
-            state=device.state_cache().allocate(layout, 8),
-            step=make_step(model, sample.kernel),
+            stages=(
+                StageParts(
+                    device=device,
+                    planners=ops.planners,
+                    model=model,
+                    dtype=torch.float32,
+                    weights=(),
+                    layout=layout,
+                    state=device.state_cache().allocate(layout, 8),
+                    step=make_step(model, sample.kernel),
+                ),
+            ),
             score=score.kernel,
             max_num_seqs=4,
             max_model_len=64,
@@ -134,7 +140,7 @@ def test_prompt_logprobs_are_the_same_in_any_chunks(runner, cuts):
 
 
 def test_a_row_with_bad_logits_is_named_and_harms_nobody(runner):
-    runner._parts.model.table[7, 0] = float("nan")
+    runner._last.model.table[7, 0] = float("nan")
     new = [sequence(0, [7]), sequence(1, [8])]
     result = runner.execute(plan(0, [0, 1], [1, 1], [0, 0], [True, True], new))
     assert result.bad_rows == (0,)

@@ -10,6 +10,8 @@ from hardpoint.request.sampling import SamplingParams
 from hardpoint.scheduler.plan import NewSequence
 from hardpoint.worker.sampling_batch import SamplingBatchBuilder
 from hardpoint.worker.sequence_table import SequenceTable, bitmask
+from hardpoint_platforms.ops.sampling import SAMPLE
+from hardpoint_platforms.program import BIAS_ENTRIES, TOP_LOGPROBS, SamplingShape
 from hardpoint_platforms.reference.platform import ReferenceDevice
 
 pytestmark = pytest.mark.reference
@@ -27,9 +29,9 @@ def enter(table, row, tokens, prompt_length=None, **params):
     table.enter(NewSequence(row, f"r{row}", tokens, prompt_length, SamplingParams(**params)))
 
 
-def build(table, rows, positions):
+def build(table, rows, positions, shape=SamplingShape.ANY):
     builder = SamplingBatchBuilder(ReferenceDevice(), table)
-    return builder.build(np.array(rows, np.int64), np.array(positions, np.int64))
+    return builder.build(np.array(rows, np.int64), np.array(positions, np.int64), shape)
 
 
 def test_greedy_rows_carry_no_extras(table):
@@ -129,3 +131,53 @@ def test_bitmask_round_trip(vocab):
     words = bitmask(chosen, vocab)
     assert words.dtype == np.int32
     assert tuple(t for t in range(vocab) if int(words[t // 32]) >> (t % 32) & 1) == chosen
+
+
+FULL_KINDS = (
+    {"repetition_penalty": 1.1},
+    {"presence_penalty": -0.5},
+    {"logprobs": 0},
+    {"logit_bias": {3: 1.0}},
+    {"min_tokens": 2, "max_tokens": 4, "stop_token_ids": (5,)},
+    {"bad_words_ids": ((1, 2),)},
+    {"allowed_token_ids": (1, 2)},
+)
+
+
+@pytest.mark.parametrize("kind", FULL_KINDS)
+def test_what_needs_a_part_of_its_own_needs_the_full_shape(table, kind):
+    enter(table, 0, [1, 2], temperature=0.0, **kind)
+    enter(table, 1, [1, 2], temperature=0.0)
+    enter(table, 2, [1, 2], temperature=0.7)
+    shape = SamplingBatchBuilder(ReferenceDevice(), table).shape
+    assert shape(np.array([0, 1])) is SamplingShape.FULL
+    assert shape(np.array([1])) is SamplingShape.GREEDY
+    assert shape(np.array([1, 2])) is SamplingShape.DRAW
+
+
+def test_the_full_shape_is_the_same_whatever_the_rows_ask(table):
+    for row, kind in enumerate(({"temperature": 0.0}, {"temperature": 0.9, **FULL_KINDS[3], **FULL_KINDS[0]})):
+        enter(table, row, [1, 2, 3], **kind)
+    alone, both = (build(table, rows, [3, 3], SamplingShape.FULL) for rows in ([0, 0], [1, 0]))
+
+    def sizes(inputs):
+        parts = (inputs, inputs.penalties, inputs.bias)
+        tensors = {n: t.shape for part in parts for n, t in vars(part).items() if isinstance(t, torch.Tensor)}
+        return tensors, inputs.num_logprobs, inputs.all_greedy, inputs.filters
+
+    assert sizes(alone) == sizes(both)
+    assert both.penalties.history.shape == (2, 32)
+    assert both.bias.rows.shape == (2 * BIAS_ENTRIES,)
+    assert both.num_logprobs == TOP_LOGPROBS
+
+
+@pytest.mark.parametrize("kind", [{"temperature": 0.0}, {"temperature": 1.1, "top_k": 7, "seed": 3}, *FULL_KINDS])
+def test_a_larger_shape_draws_the_same(table, kind):
+    enter(table, 0, [1, 2, 2], **({"temperature": 1.0, "seed": 9} | kind))
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1)) * 2
+    sample = SAMPLE.reference(SAMPLE.instance("sampler", torch.float32))
+    drawn = {
+        int(sample(logits.clone(), build(table, [0], [3], shape)).token_ids)
+        for shape in (SamplingShape.ANY, SamplingShape.FULL)
+    }
+    assert len(drawn) == 1

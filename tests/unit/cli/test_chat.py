@@ -111,7 +111,7 @@ def test_leaving_a_stream_early_closes_it(loop: LoopThread) -> None:
 class Client:
     """An engine client of two deltas."""
 
-    info = SimpleNamespace(vocab_size=100, max_model_len=50)
+    info = SimpleNamespace(vocab_size=100, max_model_len=50, max_logprobs=None, max_biased_tokens=None)
 
     def __init__(self, last: SequenceDelta) -> None:
         self.last = last

@@ -129,7 +129,7 @@ def test_names_for_people(model: str, name: str) -> None:
 class Client:
     """Answers with the prompt's length, then ends."""
 
-    info = SimpleNamespace(vocab_size=1000, max_model_len=500)
+    info = SimpleNamespace(vocab_size=1000, max_model_len=500, max_logprobs=None, max_biased_tokens=None)
     closed = False
 
     async def generate(self, prompt: Sequence[int], params: Any, *, request_id: str) -> AsyncIterator[SequenceDelta]:

@@ -80,7 +80,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> list[Binding]:
         bind("layers.1.mlp"),
         bind("head", refused=REFUSED, provider="reference", fallback=True, splits=True),
     ]
-    seen = SimpleNamespace(explain_model=lambda config: tuple(rows))
+    seen = SimpleNamespace(explain_model=lambda config: (("cpu:0", tuple(rows)),))
     monkeypatch.setitem(sys.modules, "hardpoint.engine.build", seen)
     return rows
 

@@ -179,6 +179,7 @@ GIVEN = {
     "dtype": "auto",
     "device": "auto",
     "device_options": None,
+    "placement": None,
     "on_fallback": "warn",
     "max_model_len": None,
     "load_format": "auto",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardpoint.models.grouping import MAX_GROUPS, Grouping, group_layers
+from hardpoint.models.grouping import MAX_GROUPS, Grouping, group_layers, part_of
 from hardpoint_platforms.state_cache import LayerCache
 
 PLAIN = LayerCache((("k", 2, 16), ("v", 2, 16)))
@@ -76,3 +76,21 @@ def test_every_layer_has_one_place_and_its_window_fits(windows: list[int | None]
         held = grouping.groups[group].window
         own = windows[layer]
         assert held is None or (own is not None and own <= held)
+
+
+@given(st.lists(st.sampled_from([None, 16, 512]), min_size=1, max_size=24), st.data())
+def test_a_part_keeps_the_groups_and_each_pool_layer_keeps_what_it_caches(
+    windows: list[int | None], data: st.DataObject
+) -> None:
+    caches = [data.draw(st.sampled_from([PLAIN, WIDE])) for _ in windows]
+    whole = group_layers(windows, caches)
+    start = data.draw(st.integers(0, len(windows) - 1))
+    layers = range(start, data.draw(st.integers(start + 1, len(windows))))
+    part = part_of(whole, layers)
+    assert [group.window for group in part.groups] == [group.window for group in whole.groups]
+    assert sorted(layer for group in part.groups for layer in group.layers) == list(layers)
+    for layer in layers:
+        group, pool_layer = part.place[layer]
+        assert layer in part.groups[group].layers
+        assert part.pool[pool_layer] == caches[layer]
+    assert len({part.place[layer] for layer in layers}) == len(layers)

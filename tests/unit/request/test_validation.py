@@ -137,3 +137,20 @@ def test_prompt() -> None:
         with pytest.raises(RequestError) as refusal:
             validate_prompt(prompt, params, LIMITS)
         assert refusal.value.field == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"logit_bias": dict.fromkeys(range(9), 1.0)}, "logit_bias"),
+        ({"min_tokens": 1, "stop_token_ids": tuple(range(9))}, "stop_token_ids"),
+        ({"bad_words": ("a", "b", "c", "d", "e")}, "bad_words"),
+        ({"logit_bias": dict.fromkeys(range(5), 1.0), "bad_words": ("a", "b")}, "logit_bias"),
+    ],
+)
+def test_fixed_shapes_have_room_for_so_many_biased_tokens(fields: dict[str, Any], named: str) -> None:
+    params = SamplingParams(**fields)
+    validate(params, RequestLimits(vocab_size=100, max_biased_tokens=10 if len(fields) == 1 else 9))
+    with pytest.raises(RequestError, match="at most 8 biased tokens per request") as seen:
+        validate(params, RequestLimits(vocab_size=100, max_biased_tokens=8))
+    assert seen.value.field == named

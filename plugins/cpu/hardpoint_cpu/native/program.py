@@ -101,6 +101,8 @@ def record(
     """A tape of `step`, or None and the reason."""
     if stage.recording is not None:
         return None, "another recording is under way"
+    if inputs.carried:
+        return None, "the layers before are on another device"
     try:
         first = _run(stage, step, inputs, state, weights, FIRST)
         second = _run(stage, step, inputs, state, weights, SECOND)
@@ -135,6 +137,8 @@ def _run(
             outputs, after = run(fake, state, weights)
     finally:
         stage.recording = None
+    if outputs.carried:
+        raise Unrecordable("the layers behind are on another device")
     drawn = recording.drawn
     if drawn is None or outputs.sample is not drawn or outputs.finite is not drawn.finite:
         raise Unrecordable("its results are not those of one native draw")

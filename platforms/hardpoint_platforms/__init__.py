@@ -26,7 +26,7 @@ _MODULES = {
     "quant": "Packing QuantScheme QuantTensor",
     "reference.providers": "reference_providers",
     "state_cache": "CacheGroup CacheLayout CanonicalPages DenseStateCache LayerCache State StateCache",
-    "streams": "Clock Event Stream",
+    "streams": "Clock Event Readback Stream",
     "versioning": "INTERFACES Version VersionRange",
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}

@@ -18,7 +18,7 @@ from hardpoint_platforms.kv_transfer import HostTransfer, KVTransfer
 from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.program import EagerBuilder, ProgramBuilder
 from hardpoint_platforms.state_cache import DenseStateCache, StateCache
-from hardpoint_platforms.streams import Clock, Stream
+from hardpoint_platforms.streams import Clock, Readback, Stream
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,20 @@ class Device(ABC):
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """A device tensor on the host; waits for it."""
         return tensor.to("cpu")
+
+    def upload(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Host tensors on this device, in order: the small arrays of one step, which may travel as one.
+
+        The host tensors stay as they are until the step is done: where memory is shared they may be what is returned.
+        """
+        return tuple(self.to_device(tensor) for tensor in tensors)
+
+    def read_back(self, tensors: Sequence[torch.Tensor]) -> Readback:
+        """Start to copy device tensors to the host, behind the work that is queued now.
+
+        What is queued later may overwrite them: the copies keep today's values.
+        """
+        return Readback(tuple(self.to_host(tensor) for tensor in tensors))
 
     def providers(self) -> Sequence[OpProvider]:
         """Its op implementations, best first; what it does not implement runs on the reference."""

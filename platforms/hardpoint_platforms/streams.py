@@ -1,10 +1,12 @@
-"""Streams, events and the clock. The defaults do everything at once and use the wall clock."""
+"""Streams, events, read-backs and the clock. The defaults do everything at once and use the wall clock."""
 
 from __future__ import annotations
 
 import time
 from types import TracebackType
 from typing import Self
+
+import torch
 
 
 class Event:
@@ -39,6 +41,17 @@ class Stream:
 
     def synchronize(self) -> None:
         """Block the host until everything queued has finished."""
+
+
+class Readback:
+    """Tensors on their way to the host. The default has them already."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        self._tensors = tensors
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        """Host tensors, in order. Blocks until they are there, and not for work that was queued behind them."""
+        return self._tensors
 
 
 class Clock:

@@ -7,7 +7,6 @@ hardpoint serve Qwen/Qwen3-0.6B --port 9000 --api-key SECRET
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import socket
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from hardpoint.cli import console
 from hardpoint.cli.model_name import chosen_model, shown_name
-from hardpoint.cli.story import engine_story, server_story
 from hardpoint.config.arguments import SECTIONS, add_sections, engine_config, server_config
 from hardpoint.errors import ConfigError
 
@@ -53,23 +51,34 @@ def execute(args: argparse.Namespace) -> int:
 
 def serve(config: EngineConfig, server: ServerConfig, started: float) -> int:
     """Start the engine process, and load everything of the front end while it loads the model."""
-    from hardpoint.frontend.remote_client import RemoteEngineClient
+    from hardpoint.engine.launch import launch_engine
+    from hardpoint.engine.startup import give_back_memory, lasting_objects
 
+    launched = launch_engine()
     progress = console.ProgressLine()
-    client = RemoteEngineClient(config, health_timeout=server.health_timeout, on_progress=progress.update)
-    try:
-        from hardpoint.frontend.tokenizer import load_tokenizer
-        from hardpoint.server.app import create_app
-        from hardpoint.server.serve import bind, run
+    with lasting_objects():
+        import asyncio
 
-        tokenizer = load_tokenizer(config.model)
-        client.use_tokenizer(tokenizer)
-        app = create_app(client, tokenizer, server, config.model)
-        listener = bind(server.host, server.port)
-    except BaseException:
-        progress.clear()
-        asyncio.run(client.close())
-        raise
+        from hardpoint.cli.story import engine_story, server_story
+        from hardpoint.frontend.remote_client import RemoteEngineClient
+
+        client = RemoteEngineClient(
+            config, health_timeout=server.health_timeout, on_progress=progress.update, launched=launched
+        )
+        try:
+            from hardpoint.frontend.tokenizer import load_tokenizer
+            from hardpoint.server.app import create_app
+            from hardpoint.server.serve import bind, run
+
+            tokenizer = load_tokenizer(config.model)
+            client.use_tokenizer(tokenizer)
+            app = create_app(client, tokenizer, server, config.model)
+            listener = bind(server.host, server.port)
+        except BaseException:
+            progress.clear()
+            asyncio.run(client.close())
+            raise
+    give_back_memory()
     url = shown_url(server.host, listener.getsockname()[1])
     name = (config.model.served_names or (config.model.model,))[0]
 

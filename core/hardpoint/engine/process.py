@@ -25,7 +25,9 @@ from importlib import import_module
 import msgspec
 
 from hardpoint.config.engine import EngineConfig
+from hardpoint.engine.launch import Launched, launch_engine
 from hardpoint.engine.lifecycle import BuiltEngine, Pulse, serve_engine
+from hardpoint.engine.startup import give_back_memory, lasting_objects
 from hardpoint.protocol.channel import Addresses, EngineChannel, FrontChannel, PulseSender
 from hardpoint.protocol.codec import check_version
 from hardpoint.protocol.messages import PROTOCOL_VERSION, Heartbeat
@@ -53,10 +55,19 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineProcess:
-    """The front end's handle: starts the process at once, sees its end, and makes sure of it. Owns the channel."""
+    """The front end's handle: configures the process, sees its end, and makes sure of it. Owns it and the channel."""
 
-    def __init__(self, config: EngineConfig, *, builder: str = DEFAULT_BUILDER) -> None:
-        self.channel = FrontChannel()
+    def __init__(
+        self, config: EngineConfig, *, builder: str = DEFAULT_BUILDER, launched: Launched | None = None
+    ) -> None:
+        """`launched`: a process that waits already (of `launch_engine`); else one is started."""
+        launched = launched or launch_engine()
+        self._process = launched.process
+        try:
+            self.channel = FrontChannel()
+        except BaseException:
+            launched.cancel()
+            raise
         start = Start(
             protocol=PROTOCOL_VERSION,
             config=config,
@@ -64,17 +75,10 @@ class EngineProcess:
             addresses=self.channel.addresses,
             parent=os.getpid(),
             # the kernel means the thread that started the process; only the main thread lives as long as ours
-            die_with_parent=threading.current_thread() is threading.main_thread(),
+            die_with_parent=launched.by_main_thread,
             log_level=logging.getLogger().getEffectiveLevel(),
         )
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "hardpoint.engine.process"],
-                stdin=subprocess.PIPE,
-                stdout=2,  # what libraries print there must not mix with the front end's output
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
-                process_group=0,  # Ctrl-C in a terminal reaches the front end alone
-            )
             assert self._process.stdin is not None
             data = msgspec.msgpack.encode(start)
             with contextlib.suppress(BrokenPipeError):  # died already: the watcher will tell
@@ -82,6 +86,7 @@ class EngineProcess:
                 self._process.stdin.flush()
         except BaseException:
             self.channel.close()
+            launched.cancel()
             raise
 
     @property
@@ -151,7 +156,9 @@ def main() -> int:
 
 def _build(start: Start, progress: Callable[[str, float], None]) -> BuiltEngine:
     module, _, function = start.builder.partition(":")
-    built: BuiltEngine = getattr(import_module(module), function)(start.config, progress)
+    with lasting_objects():
+        built: BuiltEngine = getattr(import_module(module), function)(start.config, progress)
+    give_back_memory()
     return built
 
 

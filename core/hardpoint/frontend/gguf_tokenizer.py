@@ -6,11 +6,12 @@ merges are recovered from the scores). Others are refused: an inexact tokenizer 
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
@@ -88,7 +89,7 @@ class _Reader:
             )
         self.tokens: list[str] = list(tokens)
         types = self.array("token_type")
-        self.types: list[int] = [NORMAL] * len(self.tokens) if types is None else np.asarray(types).tolist()
+        self.types: list[int] = [NORMAL] * len(self.tokens) if types is None else list(types)
         if len(self.types) != len(self.tokens):
             raise self.fail("token_type", f"has {len(self.types)} entries for {len(self.tokens)} tokens")
 
@@ -146,8 +147,10 @@ def _byte_level(reader: _Reader, split: Split) -> Tokenizer:
 
 def _sentencepiece(reader: _Reader, space_prefix: bool) -> Tokenizer:
     scores = reader.array("scores")
-    if scores is None or len(scores) != len(reader.tokens):
+    if not isinstance(scores, array) or len(scores) != len(reader.tokens):
         have = "is missing" if scores is None else f"has {len(scores)} entries for {len(reader.tokens)} tokens"
+        if scores is not None and not isinstance(scores, array):
+            have = "does not hold numbers"
         raise reader.fail("scores", have)
     # Some converters write the space mark of ordinary pieces as a space.
     spelled = [
@@ -157,7 +160,7 @@ def _sentencepiece(reader: _Reader, space_prefix: bool) -> Tokenizer:
     unknown = reader.token_id("unknown")
     model = BPE(
         reader.vocabulary(spelled),
-        list(_recovered_merges(spelled, reader.types, np.asarray(scores))),
+        list(_recovered_merges(spelled, reader.types, scores)),
         unk_token=None if unknown is None else spelled[unknown],
         fuse_unk=True,
         byte_fallback=True,
@@ -169,13 +172,15 @@ def _sentencepiece(reader: _Reader, space_prefix: bool) -> Tokenizer:
     return backend
 
 
-def _recovered_merges(tokens: Sequence[str], types: Sequence[int], scores: np.ndarray) -> Iterator[tuple[str, str]]:
+def _recovered_merges(tokens: Sequence[str], types: Sequence[int], scores: array[float]) -> Iterator[tuple[str, str]]:
     """The merges of a SentencePiece BPE, best first: it joins whichever neighbours form the best-scored piece.
 
     Only ordinary pieces take part: special ones and those of the user are cut out of the text before.
     """
     pieces = {token for token, kind in zip(tokens, types, strict=True) if kind in (NORMAL, UNUSED)}
-    for number in np.argsort(-scores, kind="stable").tolist():
+    # What is no number comes last.
+    order = [math.inf if math.isnan(score) else -score for score in scores]
+    for number in sorted(range(len(order)), key=order.__getitem__):
         piece = tokens[number]
         if len(piece) < 2 or piece not in pieces:
             continue

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import hardpoint.errors as core_errors
 import hardpoint_platforms.errors as platform_errors
 from hardpoint.config.engine import EngineConfig
+from hardpoint.engine.launch import Launched
 from hardpoint.engine.process import DEFAULT_BUILDER, EngineProcess
 from hardpoint.errors import EngineDead
 from hardpoint.frontend.streams import ClientTokenizer, StreamingClient
@@ -24,7 +25,8 @@ LAST_WORDS = 0.05
 
 
 class RemoteEngineClient(StreamingClient):
-    """Starts the engine process in the constructor, so that it loads while the caller does other things.
+    """Starts the engine process in the constructor (unless it is given: `launched`), so that it loads while the caller
+    does other things.
 
     config: what to serve. tokenizer: of the same model; it can also be given later (`use_tokenizer`), so that it is
     loaded while the process starts. health_timeout: seconds without a sign of life after which `check_health` raises,
@@ -40,12 +42,13 @@ class RemoteEngineClient(StreamingClient):
         stall_timeout: float = 600.0,
         on_progress: Callable[[str, float], None] | None = None,
         builder: str = DEFAULT_BUILDER,
+        launched: Launched | None = None,
     ) -> None:
         super().__init__(tokenizer)
         self._health_timeout = health_timeout
         self._stall_timeout = stall_timeout
         self._on_progress = on_progress
-        self._process = EngineProcess(config, builder=builder)
+        self._process = EngineProcess(config, builder=builder, launched=launched)
         self._started: asyncio.Future[None] | None = None
         self._failure: Failure | None = None
         self._closing = False

@@ -14,18 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hardpoint.request.sampling import SamplingParams
 from hardpoint.scheduler.plan import NewSequence, RowLogprobs, StepPlan, StepResult
-from hardpoint.worker.batch_builder import HostBatch, Int64s, build_host_batch
-from hardpoint.worker.prompt_scores import PromptScorer, rows_to_host, with_chosen_first
+from hardpoint.worker.batch_builder import HostBatch, build_host_batch
+from hardpoint.worker.prompt_scores import PromptScorer, with_chosen_first
 from hardpoint.worker.sampling_batch import SamplingBatchBuilder
 from hardpoint.worker.sequence_table import SequenceTable
 from hardpoint.worker.stage import Stage, StageParts
-from hardpoint_platforms.batch import Logprobs
 from hardpoint_platforms.ops.contract import Kernel
 from hardpoint_platforms.program import Bucket, SamplingShape, StepInputs, StepOutputs
+from hardpoint_platforms.streams import Readback
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,15 @@ class Flight:
 
     Attributes:
         sampled: places in the plan that draw; logprobs_wanted: top log-probabilities each asked, -1 for none.
+        results: the drawn ids, which rows were finite, and of log-probabilities the top ids, values and ranks, if any.
         prompt_scores: by place in the plan.
     """
 
     plan: StepPlan
-    outputs: StepOutputs
-    sampled: tuple[int, ...]
+    sampled: npt.NDArray[np.int64]
     logprobs_wanted: tuple[int, ...]
-    prompt_scores: dict[int, Logprobs]
+    results: Readback
+    prompt_scores: dict[int, Readback]
     started: float
 
 
@@ -127,30 +129,25 @@ class ModelRunner:
                 _, outputs = self._run(stage, plan, SamplingShape.ANY, carried)
                 carried = tuple(stage.device.to_host(tensor) for tensor in outputs.carried)
             batch, outputs = self._run(self._last, plan, self._needs(plan), carried)
-            self._keep_draws(plan, batch, outputs)
             scores = self._scorer.launch(plan, outputs.hidden)
+            results = self._device.read_back(_results(outputs, batch.num_sampled))
         sampled = batch.sampled[: batch.num_sampled]
         wanted = self._table.logprobs[plan.rows[sampled]]
-        return Flight(plan, outputs, tuple(sampled.tolist()), tuple(wanted.tolist()), scores, started)
+        return Flight(plan, sampled, tuple(wanted.tolist()), results, scores, started)
 
     def collect(self, flight: Flight) -> StepResult:
-        """Wait for a launched step and bring its results to the host."""
-        places = np.array(flight.sampled, np.int64)
-        count = len(places)
+        """Wait for a launched step's results, and for nothing that was launched after it."""
         tokens = np.full(len(flight.plan.rows), -1, np.int64)
-        finite = np.ones(0, np.bool_)
-        with torch.inference_mode():
-            if count:
-                tokens[places] = self._device.to_host(flight.outputs.sample.token_ids[:count]).numpy()
-                finite = self._device.to_host(flight.outputs.finite[:count]).numpy()
-            return StepResult(
-                step=flight.plan.step,
-                tokens=tokens,
-                logprobs=self._logprobs(flight),
-                prompt_logprobs=self._scorer.collect(flight.prompt_scores),
-                bad_rows=tuple(places[~finite].tolist()) if count else (),
-                seconds=time.perf_counter() - flight.started,
-            )
+        ids, finite, *logprobs = (tensor.numpy() for tensor in flight.results.wait())
+        tokens[flight.sampled] = ids
+        return StepResult(
+            step=flight.plan.step,
+            tokens=tokens,
+            logprobs=_logprobs(flight, *logprobs) if logprobs else {},
+            prompt_logprobs=self._scorer.collect(flight.prompt_scores),
+            bad_rows=tuple(flight.sampled[~finite].tolist()),
+            seconds=time.perf_counter() - flight.started,
+        )
 
     @property
     def fixed_shapes(self) -> bool:
@@ -171,74 +168,73 @@ class ModelRunner:
     def _run(
         self, stage: Stage, plan: StepPlan, needs: SamplingShape, carried: tuple[torch.Tensor, ...]
     ) -> tuple[HostBatch, StepOutputs]:
-        """One stage's step; `carried` lies on the host."""
+        """One stage's step; `carried` lies on the host. What the last one draws goes into the token table."""
         bucket = stage.bucket(plan.num_tokens, len(plan.rows), int(plan.query_lengths.max(initial=1)), needs)
         batch = build_host_batch(plan, self._page_tokens, bucket, self._table_width)
         received = stage.receive(carried, bucket, plan.num_tokens) if carried else ()
-        return batch, stage.run(bucket, self._inputs(stage, plan, batch, bucket, received))
+        if stage is not self._last:
+            return batch, stage.run(bucket, self._inner_inputs(stage, batch, received))
+        inputs, drawn_into = self._inputs(plan, batch, bucket, received)
+        outputs = stage.run(bucket, inputs)
+        if batch.num_sampled:
+            self._table.tokens.index_put_(drawn_into, outputs.sample.token_ids.to(torch.int32))
+        return batch, outputs
 
     def _blank(self, stage: Stage, plan: StepPlan, bucket: Bucket) -> StepInputs:
         """Inputs of a bucket for the one token of `plan`."""
-        batch = build_host_batch(plan, self._page_tokens, bucket, self._table_width)
-        return self._inputs(stage, plan, batch, bucket, stage.blank(bucket.tokens))
+        batch, blank = build_host_batch(plan, self._page_tokens, bucket, self._table_width), stage.blank(bucket.tokens)
+        if stage is not self._last:
+            return self._inner_inputs(stage, batch, blank)
+        return self._inputs(plan, batch, bucket, blank)[0]
+
+    def _inner_inputs(self, stage: Stage, batch: HostBatch, received: tuple[torch.Tensor, ...]) -> StepInputs:
+        """Of a stage that draws nothing. Token ids come out of the table on the last stage's device."""
+        host = [torch.from_numpy(array) for array in (batch.rows, batch.positions)]
+        there = self._device.upload(host)
+        ids = self._device.to_host(self._table.tokens[there[0], there[1]].long())
+        ids, positions, index = stage.device.upload((ids, host[1], torch.zeros(0, dtype=torch.int64)))
+        return StepInputs(ids, positions, stage.plans(batch.attention), index, stage.no_draws, carried=received)
 
     def _inputs(
-        self, stage: Stage, plan: StepPlan, batch: HostBatch, bucket: Bucket, received: tuple[torch.Tensor, ...]
-    ) -> StepInputs:
-        put = stage.device.to_device
-        positions = put(torch.from_numpy(batch.positions))
-        index, sampling, hidden_index = batch.logits_index[:0], stage.no_draws, None
-        if stage is self._last:
-            whole = bucket.tokens if bucket.sampling is SamplingShape.FULL else None
-            index, sampling = batch.logits_index, self._sampling.build(*_drawn(plan, batch), bucket.sampling)
-            hidden_index = self._scorer.hidden_index(plan, batch.attention.query_start, whole)
-        return StepInputs(
-            token_ids=self._token_ids(stage, batch, positions),
+        self, plan: StepPlan, batch: HostBatch, bucket: Bucket, received: tuple[torch.Tensor, ...]
+    ) -> tuple[StepInputs, tuple[torch.Tensor, torch.Tensor]]:
+        """Of the last stage, and where in the token table its draws go; those of padding go to the dump column."""
+        drawn = plan.rows[batch.sampled].astype(np.int64)
+        at = (plan.computed + plan.query_lengths)[batch.sampled].astype(np.int64)
+        at[batch.num_sampled :] = self._table.max_len
+        whole = bucket.tokens if bucket.sampling is SamplingShape.FULL else None
+        scored = self._scorer.hidden_index(plan, batch.attention.query_start, whole)
+        arrays = [batch.rows, batch.positions, batch.logits_index, drawn, at, *([] if scored is None else [scored])]
+        rows, positions, index, drawn_rows, drawn_at, *hidden = self._device.upload(
+            [torch.from_numpy(array) for array in arrays]
+        )
+        inputs = StepInputs(
+            token_ids=self._table.tokens[rows, positions].long(),
             positions=positions,
-            plans=stage.plans(batch.attention),
-            logits_index=put(torch.from_numpy(index)),
-            sampling=sampling,
-            hidden_index=None if hidden_index is None else put(torch.from_numpy(hidden_index)),
+            plans=self._last.plans(batch.attention),
+            logits_index=index,
+            sampling=self._sampling.build(drawn, at, drawn_at, bucket.sampling),
+            hidden_index=hidden[0] if hidden else None,
             carried=received,
         )
-
-    def _token_ids(self, stage: Stage, batch: HostBatch, positions: torch.Tensor) -> torch.Tensor:
-        """int64 [T] on the stage's device, out of the token table on the last one's."""
-        rows = torch.from_numpy(batch.rows)
-        if stage.device is self._device:
-            return self._table.tokens[stage.device.to_device(rows), positions].long()
-        there = self._device.to_device
-        ids = self._table.tokens[there(rows), there(torch.from_numpy(batch.positions))].long()
-        return stage.device.to_device(self._device.to_host(ids))
-
-    def _keep_draws(self, plan: StepPlan, batch: HostBatch, outputs: StepOutputs) -> None:
-        """Write what was drawn into the token table, on the device; draws of padding go to the dump column."""
-        if not batch.num_sampled:
-            return
-        rows, places = _drawn(plan, batch)
-        if batch.num_sampled < len(places):
-            places = np.where(np.arange(len(places)) < batch.num_sampled, places, self._table.max_len)
-        put = self._device.to_device
-        index = (put(torch.from_numpy(rows)), put(torch.from_numpy(places)))
-        self._table.tokens.index_put_(index, outputs.sample.token_ids.to(torch.int32))
-
-    def _logprobs(self, flight: Flight) -> dict[int, RowLogprobs]:
-        sample = flight.outputs.sample
-        if sample.logprobs is None:
-            return {}
-        scores = rows_to_host(self._device, with_chosen_first(sample.logprobs, sample.token_ids))
-        return {
-            place: RowLogprobs(
-                scores.token_ids[i : i + 1, : 1 + wanted],
-                scores.logprobs[i : i + 1, : 1 + wanted],
-                scores.ranks[i : i + 1],
-            )
-            for i, (place, wanted) in enumerate(zip(flight.sampled, flight.logprobs_wanted, strict=True))
-            if wanted >= 0
-        }
+        return inputs, (drawn_rows, drawn_at)
 
 
-def _drawn(plan: StepPlan, batch: HostBatch) -> tuple[Int64s, Int64s]:
-    """int64 [R] each: the table row of each draw, and the place in its sequence that the drawn token takes."""
-    rows = plan.rows[batch.sampled].astype(np.int64)
-    return rows, (plan.computed + plan.query_lengths)[batch.sampled].astype(np.int64)
+def _results(outputs: StepOutputs, count: int) -> list[torch.Tensor]:
+    """What the host wants of a step of `count` draws."""
+    sample = outputs.sample
+    results = [sample.token_ids[:count], outputs.finite[:count]]
+    if sample.logprobs is not None:
+        scores = with_chosen_first(sample.logprobs, sample.token_ids)
+        results += [scores.top_ids, scores.top, scores.rank]
+    return results
+
+
+def _logprobs(
+    flight: Flight, ids: npt.NDArray[np.int64], values: npt.NDArray[np.float32], ranks: npt.NDArray[np.int64]
+) -> dict[int, RowLogprobs]:
+    return {
+        place: RowLogprobs(ids[i : i + 1, : 1 + wanted], values[i : i + 1, : 1 + wanted], ranks[i : i + 1])
+        for i, (place, wanted) in enumerate(zip(flight.sampled.tolist(), flight.logprobs_wanted, strict=True))
+        if wanted >= 0
+    }

@@ -13,6 +13,7 @@ from hardpoint_platforms.batch import Logprobs
 from hardpoint_platforms.device import Device
 from hardpoint_platforms.ops.contract import Kernel
 from hardpoint_platforms.program import Weights
+from hardpoint_platforms.streams import Readback
 
 #: Rows of logits at once: 64 rows of a vocabulary of 262,144 are 64 MiB.
 _ROWS_AT_ONCE = 64
@@ -49,23 +50,25 @@ class PromptScorer:
             index[: sum(map(len, parts))] = np.concatenate(parts)
         return index
 
-    def launch(self, plan: StepPlan, hidden: torch.Tensor | None) -> dict[int, Logprobs]:
-        """Scores by place in the plan, on the device; `hidden` belongs to the tokens that `hidden_index` named."""
+    def launch(self, plan: StepPlan, hidden: torch.Tensor | None) -> dict[int, Readback]:
+        """Scores by place in the plan, on their way to the host; `hidden` belongs to the tokens that `hidden_index`
+        named."""
         if hidden is None:
             return {}
-        found: dict[int, Logprobs] = {}
+        found: dict[int, Readback] = {}
         start = 0
         for place, first, count in self._chunks(plan):
             row = int(plan.rows[place])
             targets = self._table.tokens[row, first + 1 : first + 1 + count].long()
             wanted = int(self._table.prompt_logprobs[row])
-            found[place] = self._score_rows(hidden[start : start + count], targets, wanted)
+            scores = self._score_rows(hidden[start : start + count], targets, wanted)
+            found[place] = self._device.read_back((scores.top_ids, scores.top, scores.rank))
             start += count
         return found
 
-    def collect(self, scores: dict[int, Logprobs]) -> dict[int, RowLogprobs]:
+    def collect(self, scores: dict[int, Readback]) -> dict[int, RowLogprobs]:
         """The same on the host."""
-        return {place: rows_to_host(self._device, found) for place, found in scores.items()}
+        return {place: RowLogprobs(*(tensor.numpy() for tensor in found.wait())) for place, found in scores.items()}
 
     def _chunks(self, plan: StepPlan) -> list[tuple[int, int, int]]:
         """(place in the plan, first position, positions) of each chunk with something to score."""
@@ -98,13 +101,4 @@ def with_chosen_first(scores: Logprobs, token_ids: torch.Tensor) -> Logprobs:
         rank=scores.rank,
         top_ids=torch.cat((token_ids[:, None], scores.top_ids), -1),
         top=torch.cat((scores.chosen[:, None], scores.top), -1),
-    )
-
-
-def rows_to_host(device: Device, scores: Logprobs) -> RowLogprobs:
-    """Positions of `with_chosen_first` as host arrays."""
-    return RowLogprobs(
-        device.to_host(scores.top_ids).numpy(),
-        device.to_host(scores.top).numpy(),
-        device.to_host(scores.rank).numpy(),
     )

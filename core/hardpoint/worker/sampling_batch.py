@@ -36,10 +36,13 @@ class SamplingBatchBuilder:
             return SamplingShape.FULL
         return SamplingShape.DRAW if table.temperature[rows].any() else SamplingShape.GREEDY
 
-    def build(self, rows: Int64s, positions: Int64s, shape: SamplingShape = SamplingShape.ANY) -> SamplingInputs:
+    def build(
+        self, rows: Int64s, positions: Int64s, placed: torch.Tensor, shape: SamplingShape = SamplingShape.ANY
+    ) -> SamplingInputs:
         """Inputs of `shape`, which serves these rows.
 
         rows, positions: int64 [R], the row of each draw and the place in its sequence that the drawn token takes.
+        placed: the positions on the device.
         """
         table = self._table
         key = (table.version, rows.tobytes())
@@ -54,7 +57,7 @@ class SamplingBatchBuilder:
         bias = self._bias(rows, positions) if constrained else None
         return SamplingInputs(
             **self._static,
-            positions=self._put(positions),
+            positions=placed,
             penalties=self._penalties(rows, positions, whole=full) if penalties or full else None,
             bias=self._padded_bias(bias, len(rows) * BIAS_ENTRIES) if full else bias,
             allowed=self._allowed(rows, always=full) if table.allowed or full else None,

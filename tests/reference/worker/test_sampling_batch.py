@@ -31,7 +31,8 @@ def enter(table, row, tokens, prompt_length=None, **params):
 
 def build(table, rows, positions, shape=SamplingShape.ANY):
     builder = SamplingBatchBuilder(ReferenceDevice(), table)
-    return builder.build(np.array(rows, np.int64), np.array(positions, np.int64), shape)
+    at = np.array(positions, np.int64)
+    return builder.build(np.array(rows, np.int64), at, torch.from_numpy(at), shape)
 
 
 def test_greedy_rows_carry_no_extras(table):
@@ -61,10 +62,10 @@ def test_rows_are_not_mixed_up_after_a_row_changes_hands(table):
     enter(table, 0, [1], temperature=0.5, seed=1)
     builder = SamplingBatchBuilder(ReferenceDevice(), table)
     rows, positions = np.array([0], np.int64), np.array([1], np.int64)
-    assert builder.build(rows, positions).seeds.tolist() == [1]
+    assert builder.build(rows, positions, torch.from_numpy(positions)).seeds.tolist() == [1]
     table.release(0)
     enter(table, 0, [1], temperature=0.5, seed=2)
-    assert builder.build(rows, positions).seeds.tolist() == [2]
+    assert builder.build(rows, positions, torch.from_numpy(positions)).seeds.tolist() == [2]
 
 
 def test_min_tokens_forbids_ends_until_reached(table):

@@ -6,6 +6,7 @@ plain. What GGUF does not store (activation, Gemma's query scale) comes from the
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,8 +55,8 @@ class Metadata:
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number. A value per layer counts where all layers agree."""
         value = self.get(key, default)
-        if isinstance(value, np.ndarray) and value.size and (value == value.flat[0]).all():
-            value = value.flat[0].item()
+        if isinstance(value, array) and len(set(value)) == 1:
+            value = value[0]
         if value is None or isinstance(value, bool) or not isinstance(value, int):
             what = "missing" if value is None else f"{value!r}, not one whole number"
             raise WeightsError(f"{self.gguf.path}: metadata '{self.architecture}.{key}' is {what}")
@@ -301,7 +302,7 @@ def _gemma3(meta: Metadata, config: Config) -> None:
     _gemma(meta, config)
     layers = config["num_hidden_layers"]
     pattern = meta.get("attention.sliding_window_pattern", 6)
-    if isinstance(pattern, np.ndarray):
+    if isinstance(pattern, array):
         sliding = [bool(flag) for flag in pattern]
     else:
         every = meta.size("attention.sliding_window_pattern", 6)

@@ -15,34 +15,25 @@ from __future__ import annotations
 
 import mmap
 import struct
+import sys
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, overload
 
 from hardpoint.errors import WeightsError
 from hardpoint.weights.gguf.ggml_types import GGML_TYPES, GgmlType
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 _U32 = struct.Struct("<I").unpack_from
 _U64 = struct.Struct("<Q").unpack_from
 _STRING, _ARRAY, _BOOL = 8, 9, 7
-#: Metadata type -> struct code and numpy dtype.
-_SCALARS = {
-    0: ("<B", "u1"),
-    1: ("<b", "i1"),
-    2: ("<H", "<u2"),
-    3: ("<h", "<i2"),
-    4: ("<I", "<u4"),
-    5: ("<i", "<i4"),
-    6: ("<f", "<f4"),
-    7: ("<B", "u1"),
-    10: ("<Q", "<u8"),
-    11: ("<q", "<i8"),
-    12: ("<d", "<f8"),
-}
+#: Metadata type -> code in `struct` and in `array`.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 _MAX_DIMENSIONS = 4
 _MAX_NESTING = 4
 #: Far beyond any real file. Each entry, name or nested array costs many times its bytes in the file as a Python object.
@@ -107,7 +98,7 @@ class GGUFFile:
     """One open file. Raises WeightsError, naming file and place, for anything that is not as the format says.
 
     Attributes:
-        metadata: key to int, float, bool, str, numpy array, StringArray or (nested arrays) list.
+        metadata: key to int, float, bool, str, array.array (flags as 0 and 1), StringArray or (nested arrays) list.
         tensors: by name, in the file's order.
     """
 
@@ -130,7 +121,15 @@ class GGUFFile:
 
     def data(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         """uint8 [nbytes], a read-only view of the map."""
+        import numpy as np  # here, since the front end opens files too, for their tokenizers, and needs no numpy
+
         return np.frombuffer(self._map, dtype=np.uint8, count=info.nbytes, offset=info.offset)
+
+    def release(self, info: TensorInfo) -> None:
+        """Let the system have the pages of a tensor that was read; reading it again brings them back."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
 
     def close(self) -> None:
         """Let go of the map; views that are still alive keep it open until they go."""
@@ -218,7 +217,7 @@ def _read_value(cursor: _Cursor, kind: int, what: str, depth: int = 0) -> Any:
         return _read_array(cursor, what, depth)
     if kind not in _SCALARS:
         raise cursor.fail(f"{what} has the unknown value type {kind} (offset {cursor.at - 4})")
-    code = struct.Struct(_SCALARS[kind][0])
+    code = struct.Struct(f"<{_SCALARS[kind]}")
     value = code.unpack_from(cursor.buffer, cursor.take(code.size, what))[0]
     return bool(value) if kind == _BOOL else value
 
@@ -226,10 +225,13 @@ def _read_value(cursor: _Cursor, kind: int, what: str, depth: int = 0) -> Any:
 def _read_array(cursor: _Cursor, what: str, depth: int) -> Any:
     kind, count = cursor.u32(what), cursor.u64(what)
     if kind in _SCALARS:
-        dtype = np.dtype(_SCALARS[kind][1])
-        start = cursor.take(count * dtype.itemsize, what)
-        values = np.frombuffer(cursor.buffer, dtype=dtype, count=count, offset=start).copy()
-        return values.astype(np.bool_) if kind == _BOOL else values
+        values: array[Any] = array(_SCALARS[kind])
+        size = count * values.itemsize
+        start = cursor.take(size, what)
+        values.frombytes(cursor.buffer[start : start + size])
+        if sys.byteorder == "big":
+            values.byteswap()
+        return values
     if kind not in (_STRING, _ARRAY):
         raise cursor.fail(f"{what} is an array of the unknown value type {kind} (offset {cursor.at - 12})")
     least = 8 if kind == _STRING else 12

@@ -147,10 +147,13 @@ class GGUFSource(WeightSource):
 
     def _read(self, tensor: str, expert: int | None) -> Weight:
         info, data = self._gguf.tensors[tensor], self._gguf.data(tensor)
-        if expert is None:
-            return convert(info.type, info.shape, data)
-        size = info.nbytes // info.shape[0]
-        return convert(info.type, info.shape[1:], data[expert * size : (expert + 1) * size])
+        shape = info.shape
+        if expert is not None:
+            size, shape = info.nbytes // shape[0], shape[1:]
+            data = data[expert * size : (expert + 1) * size]
+        weight = convert(info.type, shape, data)
+        self._gguf.release(tensor)
+        return weight
 
     def _unpermute(self, weight: Weight, entry: _Entry) -> Weight:
         key = "attention.head_count" if entry.fix is Fix.UNPERMUTE_Q else "attention.head_count_kv"

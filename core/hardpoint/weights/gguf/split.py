@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from hardpoint.errors import WeightsError
 from hardpoint.weights.gguf.reader import GGUFFile, TensorInfo
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
@@ -41,6 +42,10 @@ class GGUF:
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         """The raw bytes of a tensor: uint8 [nbytes], read-only."""
         return self._file_of[name].data(self.tensors[name])
+
+    def release(self, name: str) -> None:
+        """Forget the pages of a tensor that was read: a loaded model needs its file no more."""
+        self._file_of[name].release(self.tensors[name])
 
     def describe(self, name: str) -> str:
         """File, tensor and type, for messages."""

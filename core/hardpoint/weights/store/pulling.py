@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
-
 from hardpoint.errors import ModelError, ModelNotFound
 from hardpoint.weights.store.catalogue import CATALOGUE, NamedModel, Part
 from hardpoint.weights.store.folder import hub_id, models_folder, resolve
@@ -51,6 +49,8 @@ def pull(name: str, progress: PullProgress | None = None) -> Path:
 @contextmanager
 def locked(name: str) -> Iterator[Path]:
     """One pull of a model at a time, over all processes. Yields the folder for its unfinished files."""
+    from filelock import FileLock  # here, since every command imports this module to find its model
+
     partial = models_folder() / ".partial" / name.replace("/", "--").replace(":", "@")
     partial.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{partial}.lock"):

@@ -1,8 +1,15 @@
-"""Servers in turns under the same load; see `compare_llama_cpp` beside this file, which calls it."""
+"""Servers in turns under the same load; see `compare_llama_cpp` beside this file, which calls it.
+
+Memory is the peak of what all processes of a server hold together, each page counted once (their summed PSS): looked
+at while it starts and after every load. Both servers keep what they have touched, so that nothing is missed between.
+What they hold depends on their caches: ours keeps the keys and values of every prompt until the cache is full,
+llama.cpp's those of its slots.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -53,11 +60,14 @@ class Contestant:
 class Running:
     """A started server; a context that ends it."""
 
-    def __init__(self, who: Contestant, model: str, log: Path) -> None:
-        self.name, self._model = who.name, model
+    def __init__(self, who: Contestant, model: str, log: Path, *, watch_memory: bool = False) -> None:
+        """`watch_memory`: look at it while the server starts too, which slows the start."""
+        self.name, self._model, self._watch_memory = who.name, model, watch_memory
         self.port = _free_port()
         self.log = log
         self.started = time.perf_counter()
+        #: Bytes that all its processes held together at most, at the moments of `look_at_memory`.
+        self.peak_memory = 0
         with log.open("w") as out:
             self._process = subprocess.Popen(
                 who.command(self.port),
@@ -70,7 +80,7 @@ class Running:
 
     def __enter__(self) -> Running:
         try:
-            self.to_first_token = self._first_token()
+            self.to_first_token = self._first_token(self._watch_memory)
         except BaseException:
             self.__exit__()
             raise
@@ -96,21 +106,20 @@ class Running:
             prompts=PromptSettings(input_len=input_len, vocab_size=40_000, seed=seed),
         )
 
-    def peak_memory(self) -> float:
-        """GB that all its processes held at most, pages that they share counted in each."""
-        root = psutil.Process(self._process.pid)
-        total = 0
-        for process in (root, *root.children(recursive=True)):
-            for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
-                if line.startswith("VmHWM"):
-                    total += int(line.split()[1])
-        return total * 1024 / 1e9
+    def look_at_memory(self) -> None:
+        """Note what all its processes hold together now."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self._process.pid)
+            total = sum(_proportional_bytes(process.pid) for process in (root, *root.children(recursive=True)))
+            self.peak_memory = max(self.peak_memory, total)
 
-    def _first_token(self) -> float:
+    def _first_token(self, watch_memory: bool) -> float:
         """Seconds from the start of the process to the first token of a short prompt."""
         while time.perf_counter() - self.started < 600:
             if self._process.poll() is not None:
                 sys.exit(f"{self.name} ended at once:\n{self.log.read_text()[-2000:]}")
+            if watch_memory:
+                self.look_at_memory()
             try:
                 with socket.create_connection(("127.0.0.1", self.port), timeout=1):
                     pass
@@ -121,6 +130,15 @@ class Running:
                 pass
             time.sleep(0.01)
         sys.exit(f"{self.name} does not answer:\n{self.log.read_text()[-2000:]}")
+
+
+def _proportional_bytes(pid: int) -> int:
+    """Bytes of a process's memory, a page that n processes share as an nth; 0 for one that has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
 
 
 def _free_port() -> int:
@@ -222,7 +240,7 @@ def main() -> None:
         rows: dict[str, list[list[float]]] = {}
         with ExitStack() as stack:
             servers = [
-                stack.enter_context(Running(who, arguments.model, folder / f"{n}.log"))
+                stack.enter_context(Running(who, arguments.model, folder / f"{n}.log", watch_memory=True))
                 for n, who in enumerate(everybody)
             ]
             loads = [(f"{c} client{'s' if c > 1 else ''}, output tok/s", c) for c in arguments.clients]
@@ -232,9 +250,11 @@ def main() -> None:
                 order = servers if turn % 2 == 0 else servers[::-1]
                 for label, clients in (*loads, (f"prefill {LONG}, tok/s", 0)):
                     results = {server.name: measure(server, clients, 1000 * turn + clients) for server in order}
+                    for server in servers:
+                        server.look_at_memory()
                     rows.setdefault(label, []).append([results[server.name] for server in servers])
                     print(f"  round {turn + 1}: {label}: {results}", file=sys.stderr)
-            memory = [server.peak_memory() for server in servers]
+            memory = [server.peak_memory / 1e9 for server in servers]
     _print(arguments, [who.name for who in everybody], rows, list(starts.values()), memory)
 
 

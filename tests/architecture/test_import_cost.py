@@ -49,11 +49,22 @@ COMMANDS = [
     "version",
 ]
 HEAVY = ("torch", "transformers", "sympy")
+#: What the process of a server imports beside the engine's.
+FRONT_END = (
+    "hardpoint.cli.serve",
+    "hardpoint.cli.story",
+    "hardpoint.frontend.remote_client",
+    "hardpoint.frontend.tokenizer",
+    "hardpoint.server.app",
+    "hardpoint.server.serve",
+)
+#: What is imported before the engine process is there.
+BEFORE_LAUNCH = ("hardpoint.cli.main", "hardpoint.cli.serve", "hardpoint.weights.store", "hardpoint.engine.launch")
 
 
-def heavy_after(code: str) -> str:
+def heavy_after(code: str, heavy: tuple[str, ...] = HEAVY) -> str:
     """Which heavy packages a fresh interpreter has loaded after `code`."""
-    script = f"import sys\n{code}\nprint(*[m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
+    script = f"import sys\n{code}\nprint(*[m for m in {heavy!r} if m in sys.modules], file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stderr.strip()
@@ -82,6 +93,16 @@ def test_version_imports_next_to_nothing() -> None:
     first, modules = done.stdout.splitlines()
     assert first.startswith("hardpoint ")
     assert not {"torch", "transformers", "numpy", "rich", "fastapi", "httpx", "asyncio"} & set(modules.split())
+
+
+def test_the_front_end_of_a_server_needs_no_numpy() -> None:
+    """numpy is a tenth of a second and 10 MB that nothing there computes with."""
+    assert heavy_after("\n".join(f"import {module}" for module in FRONT_END), ("numpy", "gguf")) == ""
+
+
+def test_little_is_imported_before_the_engine_is_launched() -> None:
+    code = "\n".join(f"import {module}" for module in BEFORE_LAUNCH)
+    assert heavy_after(code, ("asyncio", "zmq", "msgspec", "numpy", "fastapi", "filelock", "tokenizers")) == ""
 
 
 def test_the_search_finds_torch() -> None:

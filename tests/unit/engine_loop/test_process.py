@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from hardpoint.config.engine import EngineConfig, ModelConfig
+from hardpoint.engine.launch import launch_engine
 from hardpoint.errors import ConfigError, EngineBusy, EngineDead, EngineError, PromptTooLong
 from hardpoint.frontend.remote_client import RemoteEngineClient
 from hardpoint.request.output import SequenceDelta
@@ -218,6 +219,25 @@ def test_close_before_it_is_ready() -> None:
         assert client.exit_code is not None
 
     asyncio.run(main())
+
+
+def test_a_process_that_was_launched_before_serves() -> None:
+    async def main() -> None:
+        launched = launch_engine()
+        async with running(launched=launched) as client:
+            assert client.pid == launched.process.pid
+            assert len((await collect(client, "a", SHORT))[-1].token_ids) > 0
+
+    asyncio.run(main())
+
+
+def test_a_launched_process_ends_when_it_is_not_wanted() -> None:
+    cancelled, left = launch_engine(), launch_engine()
+    cancelled.cancel()
+    assert cancelled.process.returncode == -signal.SIGKILL
+    assert left.process.stdin is not None
+    left.process.stdin.close()  # as when the front end ends before it has configured it
+    assert left.process.wait(15) == 1
 
 
 PARENT = """

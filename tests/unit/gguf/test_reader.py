@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -131,6 +133,47 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
     for path in (tmp_path / "none.gguf", tmp_path):
         with pytest.raises(WeightsError, match="cannot be opened"):
             GGUFFile(path)
+
+
+def test_no_numpy_is_needed_for_metadata(small_gguf: Path) -> None:
+    """The front end reads tokenizers out of such files, and numpy would cost it a tenth of a second."""
+    code = (
+        "import sys; sys.modules['numpy'] = None\n"
+        "from pathlib import Path\nfrom hardpoint.weights.gguf.split import open_gguf\n"
+        f"print(open_gguf(Path({str(small_gguf)!r})).metadata['some.numbers'].tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "[1, 2, 3]\n", done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_released_tensors_hold_no_memory(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("a", np.arange(1 << 20, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GGUFFile(tmp_path / "m.gguf")
+    view = file.data(file.tensors["a"])
+    total = int(view.sum())
+    assert resident(file.path) > view.nbytes // 2
+    file.release(file.tensors["a"])
+    assert resident(file.path) < view.nbytes // 8
+    assert int(view.sum()) == total
+    file.close()
+
+
+def resident(path: Path) -> int:
+    """Bytes of a file's maps that are in this process's memory."""
+    found, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            ours = line.endswith(str(path))
+        elif ours and words[0] == "Rss:":
+            found += int(words[1]) * 1024
+    return found
 
 
 def test_views_outlive_close(small_gguf: Path) -> None:

@@ -59,6 +59,7 @@ class Capabilities:
         compute_dtypes: best first. "auto" takes the first one, or the model's own where that is listed and as wide.
         step_tokens: tokens of a step that keep the device busy: the default of --max-batch-tokens.
         kv_dtypes: dtypes of cached keys and values, best first.
+        kv_as_computed: "auto" caches in the dtype that the model computes in, where that is listed.
         page_tokens: page sizes (tokens) that the attention kernels read, best first.
         mode: how steps run.
         functional_state: True where a step returns a new state and the old one must not be touched.
@@ -73,6 +74,7 @@ class Capabilities:
     compute_dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     step_tokens: int = 2048
     kv_dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+    kv_as_computed: bool = False
     page_tokens: tuple[int, ...] = (16,)
     mode: ExecutionMode = ExecutionMode.EAGER
     functional_state: bool = False

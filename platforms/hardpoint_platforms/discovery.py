@@ -26,7 +26,7 @@ from hardpoint_platforms.errors import DeviceUnavailable, PluginError
 from hardpoint_platforms.hookspecs import GROUP
 from hardpoint_platforms.manifest import Manifest, UnknownManifestVersion, read_manifest
 from hardpoint_platforms.requirements import MissingRequirement, unmet
-from hardpoint_platforms.versioning import INTERFACES, REQUIRED_INTERFACES, VersionRange
+from hardpoint_platforms.versioning import INTERFACES, REQUIRED_INTERFACES, VersionRange, offers
 
 if TYPE_CHECKING:
     from hardpoint_platforms.platform import Platform, ProbeResult
@@ -194,33 +194,42 @@ def _check(entry: PlatformEntry, requires: list[str]) -> PlatformEntry:
         message = f"its package {package!r} is not there"
         return replace(entry, problem=plugin_error(entry, "import", message, again))
     except UnknownManifestVersion as error:
-        hint = f"pip install --upgrade {_SPI} hardpoint"
-        return replace(entry, problem=plugin_error(entry, "version", str(error), hint))
+        mend = _mend(entry, newer=error.version > INTERFACES["manifest"])
+        return replace(entry, problem=plugin_error(entry, "version", f"{error} ({_SPI} {_spi_version()})", mend))
     except (ValueError, OSError, ImportError) as error:
         hint = f"{again}; if that does not help, tell its authors"
         return replace(entry, problem=plugin_error(entry, "manifest", str(error), hint))
-    problem = _check_versions(entry, manifest) or _check_requirements(entry, [*requires, *manifest.requires])
+    problem = check_versions(entry, manifest) or _check_requirements(entry, [*requires, *manifest.requires])
     return replace(entry, manifest=manifest, problem=problem)
 
 
-def _check_versions(entry: PlatformEntry, manifest: Manifest) -> PluginError | None:
+def check_versions(
+    entry: PlatformEntry, manifest: Manifest, offered: Mapping[str, VersionRange] | None = None
+) -> PluginError | None:
+    """Why a plugin with this manifest cannot run with a release that offers `offered`; None where it can.
+
+    `offered` is this release's own offer if None. Interfaces that the release does not know are passed over: it makes
+    no calls of them.
+    """
     missing = [name for name in REQUIRED_INTERFACES if name not in manifest.interfaces]
     if missing:
         message = f"its manifest does not state the interface versions of {', '.join(missing)}"
         return plugin_error(entry, "manifest", message, f"pip install --upgrade {entry.distribution}")
+    ours = offers() if offered is None else offered
     refused = [
         (name, spoken)
         for name, spoken in manifest.interfaces.items()
-        if name in INTERFACES and not spoken.accepts(INTERFACES[name])
+        if name in ours and not spoken.accepts(ours[name])
     ]
     if not refused:
         return None
-    told = "; ".join(f"it speaks {name} {spoken}, this release offers {INTERFACES[name]}" for name, spoken in refused)
-    return plugin_error(entry, "version", f"{told} ({_SPI} {_spi_version()})", _mend(entry, refused))
+    told = "; ".join(f"it speaks {name} {spoken}, this release offers {ours[name]}" for name, spoken in refused)
+    newer = all(spoken.lowest > ours[name].highest for name, spoken in refused)
+    return plugin_error(entry, "version", f"{told} ({_SPI} {_spi_version()})", _mend(entry, newer))
 
 
-def _mend(entry: PlatformEntry, refused: list[tuple[str, VersionRange]]) -> str:
-    newer = all(spoken.lowest > INTERFACES[name] for name, spoken in refused)
+def _mend(entry: PlatformEntry, newer: bool) -> str:
+    """What to install, the plugin being newer than this release or older."""
     if newer:
         return f"pip install --upgrade {_SPI} hardpoint   (or an older {entry.distribution} than {entry.version})"
     return f"pip install --upgrade {entry.distribution}   (or an older {_SPI} than {_spi_version()})"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import torch
+if TYPE_CHECKING:  # the engine's loop has a clock and no torch
+    import torch
 
 
 class Event:

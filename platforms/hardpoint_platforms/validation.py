@@ -15,6 +15,8 @@ from typing import Any
 import pluggy
 
 from hardpoint_platforms import hookspecs
+from hardpoint_platforms.capabilities import Capabilities
+from hardpoint_platforms.deprecation import warn_overrides
 from hardpoint_platforms.device import Device, DeviceInfo
 from hardpoint_platforms.discovery import PlatformEntry, guard, plugin_error
 from hardpoint_platforms.hookspecs import PROJECT
@@ -71,6 +73,7 @@ def check_device(entry: PlatformEntry, device: object, contracts: Mapping[str, O
         raise plugin_error(entry, "validation", f"open() returned {device!r:.80}, not a Device", _authors(entry))
     check_methods(entry, device, Device)
     check_methods(entry, device.state_cache(), StateCache)
+    _check_deprecations(entry, device.capabilities(), Capabilities)
     for provider in device.providers():
         check_provider(entry, provider, contracts)
     return device
@@ -94,7 +97,11 @@ def check_provider(entry: PlatformEntry, provider: object, contracts: Mapping[st
 
 
 def check_methods(entry: PlatformEntry, subject: object, interface: type) -> None:
-    """Hold each public method of `subject` against the one of `interface`. Raises PluginError."""
+    """Hold each public method of `subject` against the one of `interface`. Raises PluginError.
+
+    Warns of deprecated names that it overrides.
+    """
+    _check_deprecations(entry, subject, interface)
     for name, wanted in vars(interface).items():
         if name.startswith("_") or not inspect.isfunction(wanted):
             continue
@@ -110,6 +117,11 @@ def check_methods(entry: PlatformEntry, subject: object, interface: type) -> Non
                 f"{interface.__name__}.{name}{inspect.signature(wanted)}"
             )
             raise plugin_error(entry, "validation", message, f"pip install --upgrade {entry.distribution}")
+
+
+def _check_deprecations(entry: PlatformEntry, subject: object, interface: type) -> None:
+    with guard(entry, "validation", "warnings are errors", f"pip install --upgrade {entry.distribution}"):
+        warn_overrides(entry, subject, interface)
 
 
 def _accepts(given: Callable[..., Any], wanted: Callable[..., Any]) -> bool:

@@ -3,6 +3,16 @@
 Every SPI interface has its own `major.minor`. A minor only adds (a new field has a default, a new method an
 implementation); a major may take away. A plugin's manifest states, per interface, the lowest and the highest version
 that it was written against; the check runs before any of its code is imported.
+
+A release serves two majors of an interface: the newest and the one before it. A major that has a successor gets no
+more minors, so whoever serves it serves all of its minors:
+
+    plugin speaks    release offers    they meet at
+    1.0-1.2          1.0-1.4           1.2            newer minors only add
+    1.3              1.0-1.2           nowhere        the plugin needs what this release has not
+    1.0-1.2          1.0-2.1           1.2            the older major is still served
+    1.0-2.3          1.0-2.1           2.1            the plugin reaches down
+    1.2              2.0-3.0           nowhere        the plugin's major is no longer served
 """
 
 from __future__ import annotations
@@ -52,18 +62,24 @@ class VersionRange:
             raise ValueError(f"{text!r} ends before it starts")
         return cls(lowest, highest)
 
-    def accepts(self, offered: Version) -> bool:
-        """Whether a core that offers `offered` can drive a plugin with this range.
+    def meet(self, offered: VersionRange) -> Version | None:
+        """The newest version that a plugin with this range and a release that offers `offered` both know.
 
-        Minors only add, so within a major a core that is newer than `highest` still serves the plugin.
+        None where there is none. `offered` is from the oldest version served, which ends in .0, to the newest.
         """
-        return self.lowest <= offered and offered.major <= self.highest.major
+        if self.lowest > offered.highest or self.highest.major < offered.lowest.major:
+            return None
+        return min(self.highest, offered.highest)
+
+    def accepts(self, offered: VersionRange) -> bool:
+        """Whether a release that offers `offered` can drive a plugin with this range."""
+        return self.meet(offered) is not None
 
     def __str__(self) -> str:
         return str(self.lowest) if self.lowest == self.highest else f"{self.lowest}-{self.highest}"
 
 
-#: What this release of hardpoint-platforms offers.
+#: The newest version of each interface that this release of hardpoint-platforms offers.
 INTERFACES: Mapping[str, Version] = {
     "manifest": Version(1, 0),
     "platform": Version(1, 0),
@@ -78,5 +94,13 @@ INTERFACES: Mapping[str, Version] = {
     "kv_transfer": Version(1, 0),
 }
 
+#: The oldest major of each interface that this release still serves; never more than one below the newest.
+OLDEST: Mapping[str, int] = dict.fromkeys(INTERFACES, 1)
+
 #: A manifest must state these; the others it states only where it implements them.
 REQUIRED_INTERFACES = ("platform", "device")
+
+
+def offers(newest: Mapping[str, Version] = INTERFACES, oldest: Mapping[str, int] = OLDEST) -> dict[str, VersionRange]:
+    """What a release serves of each interface, from the first minor of its oldest major to the newest version."""
+    return {name: VersionRange(Version(oldest[name], 0), version) for name, version in newest.items()}

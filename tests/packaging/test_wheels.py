@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from fresh import CHECKOUT, Environment, build_wheel
 
+from hardpoint.cli.plugin import write
+from hardpoint_platforms.conformance.ladder import LEVELS
+
 pytestmark = pytest.mark.packaging
 
 CPU = CHECKOUT / "plugins" / "cpu"
@@ -29,7 +32,7 @@ print(json.dumps([rows, chosen, hardpoint_platforms.__file__, hardpoint_cpu.__fi
 
 
 def guide_files() -> dict[str, str]:
-    """The files of the plugin in the guide: each fenced block whose first line is `# file: PATH`."""
+    """The files that the guide puts into a new plugin: each fenced block whose first line is `# file: PATH`."""
     files = {}
     for block in GUIDE.read_text(encoding="utf-8").split("```")[1::2]:
         _, _, body = block.partition("\n")
@@ -42,11 +45,10 @@ def guide_files() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Our three distributions and the guide's plugin as wheels in one folder."""
-    source, out = tmp_path_factory.mktemp("acme"), tmp_path_factory.mktemp("wheels")
+    source, out = tmp_path_factory.mktemp("new") / "acme", tmp_path_factory.mktemp("wheels")
+    write("acme", source)
     for name, content in guide_files().items():
-        path = source / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
+        (source / name).write_text(content, encoding="utf-8")
     for folder in (CHECKOUT / "platforms", CHECKOUT / "core", CPU, source):
         build_wheel(folder, out, CMAKE_ARGS="-DHP_HERE_ONLY=ON")
     return out
@@ -64,7 +66,7 @@ def test_wheels_hold_manifest_and_types(wheels: Path) -> None:
     held = {path.name.partition("-")[0]: set(zipfile.ZipFile(path).namelist()) for path in wheels.glob("*.whl")}
     for package in ("hardpoint_platforms", "hardpoint_cpu"):
         assert {f"{package}/hardpoint.json", f"{package}/py.typed"} <= held[package]
-    assert "acme_npu/hardpoint.json" in held["acme_npu_hardpoint"]
+    assert {"acme_hardpoint/hardpoint.json", "acme_hardpoint/attention.py"} <= held["acme_hardpoint"]
     assert LIBRARY in held["hardpoint_cpu"]
     assert not any("native/src" in name for name in held["hardpoint_cpu"])
 
@@ -79,11 +81,11 @@ def test_a_plugin_comes_and_goes(environment: Environment, wheels: Path) -> None
 
     environment.install(*wheels.glob("acme_*.whl"))
     rows, chosen, _, _ = json.loads(environment.python("-c", REPORT))
-    assert rows["acme"][:2] == ["PASS", "acme-npu-hardpoint"]
+    assert rows["acme"][:2] == ["PASS", "acme-hardpoint"]
     assert "through 'acme linear'" in rows["acme"][2][0]
     assert chosen == ["acme", "cpu"]
 
-    environment.uninstall("acme-npu-hardpoint")
+    environment.uninstall("acme-hardpoint")
     rows, chosen, _, _ = json.loads(environment.python("-c", REPORT))
     assert "acme" not in rows
     assert chosen == ["cpu", "cpu"]
@@ -111,12 +113,15 @@ def test_without_a_compiler_it_installs_and_says_so(wheels: Path, tmp_path: Path
     assert "install a C++ compiler" in told
 
 
-def test_the_guides_own_check_passes(environment: Environment, wheels: Path, tmp_path: Path) -> None:
+def test_the_guides_plugin_is_what_the_guide_says(environment: Environment, wheels: Path) -> None:
     environment.install(*wheels.glob("acme_*.whl"))
-    check = tmp_path / "check.py"
-    check.write_text(guide_files()["check.py"], encoding="utf-8")
-    said = environment.python(check, "acme")
-    assert said.rstrip().endswith("acme: every sample passes")
+    groups = [word for name in ("ops", "state", "programs") for word in ("--group", name)]
+    said = environment.hardpoint("conformance", "--device", "acme", "--level", "3", *groups, "--json")
+    report = json.loads(said)
+    passed = {row["contract"] for row in report["verdicts"] if row["status"] == "pass"}
+    asked = {contract for level in LEVELS[:4] for contract in level.contracts if contract != "sample"}
+    assert asked | {"state_cache", "program"} <= passed
+    assert not [row for row in report["verdicts"] if row["status"] == "fail"]
 
 
 @pytest.mark.real_model
@@ -124,9 +129,10 @@ def test_a_strangers_plugin_serves_a_real_model(environment: Environment, wheels
     environment.install(*wheels.glob("acme_*.whl"))
     said = environment.hardpoint(
         "run", smollm2_path, "What is the capital of France?", "--device", "acme", "--temperature", "0",
-        "--max-tokens", "16", "--kv-cache-memory", "256MiB",
+        "--max-tokens", "16", "--max-model-len", "256",
     )  # fmt: skip
     assert "Paris" in said
     rows = json.loads(environment.hardpoint("explain", smollm2_path, "--device", "acme", "--json"))
     taken = {row["provider"] for row in rows if row["op"] == "linear"}
     assert taken == {"acme linear"}
+    assert {row["provider"] for row in rows if row["op"] == "attention"} == {"acme attention"}

@@ -68,8 +68,8 @@ class Stage:
 
     @property
     def fixed_shapes(self) -> bool:
-        """Whether its programs have sampling inputs of fixed shape."""
-        return any(bucket.sampling is not SamplingShape.ANY for bucket in self._buckets)
+        """Whether all of its programs have sampling inputs of fixed shape."""
+        return all(bucket.sampling is not SamplingShape.ANY for bucket in self._buckets)
 
     def bucket(self, tokens: int, requests: int, query: int, sampling: SamplingShape) -> Bucket:
         """The first bucket that a step fits. `query`: tokens of the request that brings most.

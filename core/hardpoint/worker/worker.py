@@ -19,6 +19,7 @@ from hardpoint.worker.model_runner import ModelRunner, RunnerParts
 from hardpoint.worker.stage import StageParts
 from hardpoint.worker.step import make_inner_step, make_step
 from hardpoint_platforms.binding import Binding, BoundOp, OpTable
+from hardpoint_platforms.capabilities import Capabilities
 from hardpoint_platforms.device import Device
 from hardpoint_platforms.errors import UnsupportedOperation
 from hardpoint_platforms.ops.table import op_table
@@ -178,7 +179,7 @@ def cache_layout(config: EngineConfig, bound: BoundModel, device: Device) -> Cac
         offered = ", ".join(str(size) for size in capabilities.page_tokens)
         raise ConfigError(f"--page-tokens {page_tokens}: {device.info} reads pages of {offered} tokens")
     if config.cache.kv_dtype == "auto":
-        dtype = _auto_kv_dtype(bound.dtype, capabilities.kv_dtypes)
+        dtype = _auto_kv_dtype(bound.dtype, capabilities)
     else:
         dtype = named_dtype(config.cache.kv_dtype, "--kv-dtype")
         if dtype not in capabilities.kv_dtypes:
@@ -187,9 +188,10 @@ def cache_layout(config: EngineConfig, bound: BoundModel, device: Device) -> Cac
     return CacheLayout(bound.model.cache_groups, bound.model.pool, page_tokens, dtype)
 
 
-def _auto_kv_dtype(compute: torch.dtype, offered: tuple[torch.dtype, ...]) -> torch.dtype:
+def _auto_kv_dtype(compute: torch.dtype, capabilities: Capabilities) -> torch.dtype:
     """The device's first choice, but nothing wider than the model computes in."""
-    if offered[0].itemsize > compute.itemsize and compute in offered:
+    offered = capabilities.kv_dtypes
+    if compute in offered and (capabilities.kv_as_computed or offered[0].itemsize > compute.itemsize):
         return compute
     return offered[0]
 

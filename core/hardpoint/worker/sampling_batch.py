@@ -21,8 +21,8 @@ class SamplingBatchBuilder:
         self._device = device
         self._table = table
         self._key: tuple[int, bytes] | None = None
-        self._static: dict[str, torch.Tensor] = {}
         self._flags: tuple[bool, bool, bool, int | None] = (True, False, False, None)
+        self._refresh(np.zeros(0, np.int64))
 
     def shape(self, rows: npt.NDArray[np.int32]) -> SamplingShape:
         """The lowest shape that serves the draws of these rows."""
@@ -52,32 +52,27 @@ class SamplingBatchBuilder:
         greedy, filters, penalties, num_logprobs = self._flags
         constrained = bool(table.bias or table.min_tokens or table.bad_words)
         full = shape is SamplingShape.FULL
-        if shape is not SamplingShape.ANY:
-            greedy, filters = shape is SamplingShape.GREEDY, shape is not SamplingShape.GREEDY
+        if shape in (SamplingShape.GREEDY, SamplingShape.DRAW):
+            # What rows of padding, or rows that draw nothing yet, would want is left out.
+            drawing = shape is SamplingShape.DRAW
+            return SamplingInputs(*self._static, placed, all_greedy=not drawing, filters=drawing)
         bias = self._bias(rows, positions) if constrained else None
         return SamplingInputs(
-            **self._static,
-            positions=placed,
+            *self._static,
+            placed,
             penalties=self._penalties(rows, positions, whole=full) if penalties or full else None,
             bias=self._padded_bias(bias, len(rows) * BIAS_ENTRIES) if full else bias,
             allowed=self._allowed(rows, always=full) if table.allowed or full else None,
             num_logprobs=TOP_LOGPROBS if full else num_logprobs,
-            all_greedy=greedy,
-            filters=filters,
+            all_greedy=greedy and not full,
+            filters=filters or full,
         )
 
     def _refresh(self, rows: Int64s) -> None:
         table = self._table
-        self._static = {
-            name: self._put(values[rows])
-            for name, values in (
-                ("temperature", table.temperature),
-                ("top_k", table.top_k),
-                ("top_p", table.top_p),
-                ("min_p", table.min_p),
-                ("seeds", table.seeds),
-            )
-        }
+        fields = (table.temperature, table.top_k, table.top_p, table.min_p, table.seeds)
+        temperature, top_k, top_p, min_p, seeds = self._device.upload([torch.from_numpy(v[rows]) for v in fields])
+        self._static = (temperature, top_k, top_p, min_p, seeds)
         most = int(table.logprobs[rows].max(initial=-1))
         self._flags = (
             not table.temperature[rows].any(),

@@ -20,6 +20,7 @@ from hardpoint_platforms.conformance.picture import CORE, differences, picture
 from hardpoint_platforms.conformance.subject import Subject
 from hardpoint_platforms.device import DeviceInfo
 from hardpoint_platforms.errors import DeviceUnavailable, HardpointError, PlatformError
+from hardpoint_platforms.program import SamplingShape
 from hardpoint_platforms.validation import check_probe
 
 #: Seconds that `probe` may take.
@@ -204,9 +205,18 @@ def _stable(subject: Subject, seed: int) -> Measure:
     one, two = (device.programs().buckets(256, 8) for _ in range(2))
     if one != two:
         raise Wrong("buckets() differ from call to call", subject_code=type(device.programs()).buckets)
-    sizes = [(bucket.tokens, bucket.requests) for bucket in one]
-    if sizes and (sizes[-1][0] < 256 or sizes[-1][1] < 8):
-        raise Wrong(f"buckets(256, 8) ends at {sizes[-1]}: the largest step does not fit")
+    limits = device.capabilities().limits
+    prefills = min(8, limits.max_prefill_requests or 8)
+    tokens = min(256, limits.max_tokens or 256)
+    rows = min(8, limits.max_requests or 8, tokens)
+    # the largest steps that the limits allow: all bring one token; as many as may bring several; some of each
+    steps = [(rows, rows, 1), (tokens, min(rows, prefills), tokens)]
+    steps += [(tokens, rows, tokens)] if limits.mixed or prefills == 8 else []
+    for step in steps if one else ():
+        if not any(bucket.fits(*step, SamplingShape.FULL) for bucket in one):
+            tokens, rows, query = step
+            told = f"a step of {tokens} tokens, {rows} requests, up to {query} tokens each, sampling of every kind"
+            raise Wrong(f"buckets(256, 8): none takes {told}", subject_code=type(device.programs()).buckets)
     return Measure()
 
 

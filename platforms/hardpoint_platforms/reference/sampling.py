@@ -92,15 +92,15 @@ def _keep_leading(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tenso
     for head in HEADS if weights.device.type == "cpu" else ():
         if head < size:
             leading = weights.topk(head, dim=-1).values
-            count, settled = _leading_count(leading, whole, limit, top_p, size)
+            count, settled = leading_count(leading, whole, limit, top_p, size)
             if bool((settled | everything).all()):
-                return _cut(weights, leading, count, everything)
+                return cut_to(weights, leading, count, everything)
     leading = weights.sort(dim=-1, descending=True).values
-    count, _ = _leading_count(leading, whole, limit, top_p, size)
-    return _cut(weights, leading, count, everything)
+    count, _ = leading_count(leading, whole, limit, top_p, size)
+    return cut_to(weights, leading, count, everything)
 
 
-def _leading_count(
+def leading_count(
     leading: torch.Tensor, whole: torch.Tensor, limit: torch.Tensor, top_p: torch.Tensor, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """How many of a row's sorted weights stay, and whether these weights sufficed to say so.
@@ -120,7 +120,7 @@ def _leading_count(
     return count.clamp(max=known), settled
 
 
-def _cut(weights: torch.Tensor, leading: torch.Tensor, count: torch.Tensor, everything: torch.Tensor) -> torch.Tensor:
+def cut_to(weights: torch.Tensor, leading: torch.Tensor, count: torch.Tensor, everything: torch.Tensor) -> torch.Tensor:
     """Keep the first `count` of each row in the order of weight, then id."""
     edge = leading.gather(1, count[:, None] - 1)
     above, level = weights > edge, weights == edge
@@ -166,7 +166,7 @@ def _verify_certain(
     """
     rows, depth = draft_ids.shape
     own = draw_tokens(logits, inputs).unflatten(0, (rows, depth + 1))
-    return _assemble(own, own[:, :depth] == draft_ids, draft_ids, draft_lengths)
+    return assemble(own, own[:, :depth] == draft_ids, draft_ids, draft_lengths)
 
 
 def _verify_drawn(
@@ -190,10 +190,10 @@ def _verify_drawn(
     accepted = u * q.gather(2, at)[..., 0] < p[:, :depth].gather(2, at)[..., 0]
     rest = (p - torch.cat((q, torch.zeros_like(p[:, :1])), dim=1)).clamp(min=0.0).flatten(0, 1)
     own = pick(rest, uniform(inputs.seeds, inputs.positions), best).unflatten(0, (rows, depth + 1))
-    return _assemble(own, accepted, draft_ids, draft_lengths)
+    return assemble(own, accepted, draft_ids, draft_lengths)
 
 
-def _assemble(
+def assemble(
     own: torch.Tensor, accepted: torch.Tensor, draft_ids: torch.Tensor, draft_lengths: torch.Tensor
 ) -> VerifyResult:
     """Accepted beginning of the draft, then the target's own token at the first place that is not accepted."""

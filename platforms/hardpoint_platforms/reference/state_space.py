@@ -109,7 +109,7 @@ def build_ssm_scan(instance: OpInstance) -> Kernel:
             xs, steps, bs, cs = (part.split(BLOCK, dim=1) for part in inputs)
             outs = []
             for block in zip(xs, steps, bs, cs, strict=True):
-                y, carried = _ssd_block(*block, named["a"], carried)
+                y, carried = ssd_block(*block, named["a"], carried)
                 outs.append(y)
             y = torch.cat(outs, dim=1)
             if "d" in named:
@@ -124,7 +124,7 @@ def build_ssm_scan(instance: OpInstance) -> Kernel:
     return ssm_scan
 
 
-def _ssd_block(
+def ssd_block(
     x: torch.Tensor, dt: torch.Tensor, b: torch.Tensor, c: torch.Tensor, a: torch.Tensor, before: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One block of the recurrence S = exp(dt a) S + dt x b^T, y = S c (Dao, Gu 2024), state [B, h, p, n]."""
@@ -155,7 +155,7 @@ def build_gated_delta(instance: OpInstance) -> Kernel:
         outs = []
         vs, qs, ks, decays, betas = (part.split(BLOCK, dim=1) for part in inputs)
         for v, q, k, decay, beta in zip(vs, qs, ks, decays, betas, strict=True):
-            out, carried = _delta_block(v, q, k, decay, beta, carried)
+            out, carried = delta_block(v, q, k, decay, beta, carried)
             outs.append(out)
         return torch.cat(outs, dim=1), carried.flatten(-2)
 
@@ -175,7 +175,7 @@ def build_gated_delta(instance: OpInstance) -> Kernel:
     return gated_delta
 
 
-def _delta_block(
+def delta_block(
     v: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,

@@ -19,7 +19,7 @@ if (HERE := str(Path(__file__).parent)) not in sys.path:
 from engine_driver import Driver
 from tiny_models import Chain, llama_config, random_weights, save_llama
 
-DEVICES = ("reference", "cpu")
+DEVICES = ("reference", "cpu", "strict")
 
 
 @pytest.fixture(scope="session", autouse=True)

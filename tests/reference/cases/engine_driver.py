@@ -22,6 +22,8 @@ from hardpoint.request.validation import RequestLimits, validate, validate_promp
 from hardpoint.scheduler.scheduler import Scheduler
 from hardpoint_platforms.streams import Clock
 
+#: Models that the strict device has traced in this process: their steps need no second look.
+_TRACED: set[Path] = set()
 #: Steps after which a run counts as hung.
 PATIENCE = 5000
 
@@ -86,10 +88,15 @@ def engine_config(
     """A configuration in fp32, small unless told otherwise. `device` may be a placement."""
     placement = parse_placement(device) if "=" in device else None
     exact = "exact" if "cpu" in device else None
+    options: dict[str, Any] = {}
+    if device == "strict":
+        options["trace"] = folder not in _TRACED
+        _TRACED.add(folder)
+        budget = None if budget is None else max(budget, 16)  # its smallest chunk
     return EngineConfig(
         ModelConfig(str(folder), dtype="float32", max_model_len=max_model_len, overrides=overrides or {}),
         # Compared with float32: rounding activations to int8 is another test's matter (tests/reference/real).
-        DeviceConfig("auto" if placement else device, numerics=exact, placement=placement),
+        DeviceConfig("auto" if placement else device, options, numerics=exact, placement=placement),
         CacheConfig(page_tokens=page_tokens, num_kv_pages=pages, prefix_caching=prefix_caching),
         SchedulerConfig(
             max_batch_tokens=budget,

@@ -78,7 +78,7 @@ def test_32_mixed_requests_equal_their_solo_runs(
         for ours, theirs in zip(got, wanted, strict=True):
             assert_same(ours, theirs)
     assert driver.used_pages == 0
-    if "pages" in settings:
+    if "pages" in settings and device != "strict":  # its prompts come one at a time and leave room
         assert driver.engine.stats().preemptions > 0
 
 

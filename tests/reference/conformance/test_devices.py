@@ -38,9 +38,9 @@ def _run(device: str, level: int = 6) -> Report:
     return conduct(named(device), groups, Selection(level=level))
 
 
-@pytest.mark.parametrize(("device", "level"), [("reference", 6), ("cpu", 5)])
+@pytest.mark.parametrize(("device", "level"), [("reference", 6), ("cpu", 5), ("strict", 3)])
 def test_its_true_level(device: str, level: int) -> None:
-    report = _run(device)
+    report = _run(device, level)
     assert not report.failures(), [f"{v.case}: {v.message} at {v.blame}" for v in report.failures()]
     collectives = [v for v in report.verdicts if v.case == "load/device/opens-and-is-valid"]
     assert len(collectives) == 1
@@ -48,10 +48,19 @@ def test_its_true_level(device: str, level: int) -> None:
     from dataclasses import replace
 
     sound.append(replace(collectives[0], group="collectives", contract="communicator", level=4))
-    got, advice = reached(sound, 6)
+    got, advice = reached(sound, level)
     assert got >= level, advice
     assert all(verdict.message for verdict in report.verdicts if verdict.status is Status.REFUSED)
     assert len({verdict.case for verdict in report.verdicts}) == len(report.verdicts)
+
+
+@pytest.mark.parametrize("device", ["cpu", "strict"])
+def test_whole_models_equal_the_references(device: str) -> None:
+    """Tiny models of every family through the engine's own runner and scheduler."""
+    groups = [group for group in all_groups() if group.name == "models"]
+    report = conduct(named(device), groups, Selection(level=6))
+    assert not report.failures(), [f"{v.case}: {v.message} at {v.blame}" for v in report.failures()]
+    assert sum(verdict.status is Status.PASS for verdict in report.verdicts) >= 6
 
 
 def test_without_the_core_its_groups_are_unverified(monkeypatch: pytest.MonkeyPatch) -> None:

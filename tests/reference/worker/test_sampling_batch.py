@@ -182,3 +182,12 @@ def test_a_larger_shape_draws_the_same(table, kind):
         for shape in (SamplingShape.ANY, SamplingShape.FULL)
     }
     assert len(drawn) == 1
+
+
+def test_a_lower_shape_leaves_out_what_other_rows_want(table):
+    enter(table, 0, [1, 2], temperature=0.0, logprobs=2, **FULL_KINDS[3])
+    enter(table, 1, [1, 2], temperature=0.0)
+    for shape in (SamplingShape.GREEDY, SamplingShape.DRAW):
+        inputs = build(table, [1, 0], [2, 2], shape)
+        assert inputs.penalties is inputs.bias is inputs.allowed is inputs.num_logprobs is None
+        assert (inputs.all_greedy, inputs.filters) == (shape is SamplingShape.GREEDY, shape is SamplingShape.DRAW)

@@ -32,7 +32,7 @@ def test_the_built_in_platforms_compute() -> None:
 
 def test_accelerators_come_first(plugins) -> None:
     plugins.add(name="zeta")
-    assert [row.platform for row in diagnose(discover())] == ["zeta", "cpu", "reference", "sim"]
+    assert [row.platform for row in diagnose(discover())] == ["zeta", "cpu", "reference", "sim", "strict"]
     assert row("zeta").status == PASS
 
 

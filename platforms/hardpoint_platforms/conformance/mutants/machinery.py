@@ -16,7 +16,15 @@ from hardpoint_platforms.conformance.mutants.platform import INFO, SOUND, Fault,
 from hardpoint_platforms.device import DeviceInfo, MemoryInfo
 from hardpoint_platforms.errors import OutOfDeviceMemory
 from hardpoint_platforms.platform import ProbeResult
-from hardpoint_platforms.program import Bucket, Program, ProgramBuilder, StepFunction, StepInputs, StepOutputs
+from hardpoint_platforms.program import (
+    Bucket,
+    Program,
+    ProgramBuilder,
+    SamplingShape,
+    StepFunction,
+    StepInputs,
+    StepOutputs,
+)
 from hardpoint_platforms.reference.communication import GlooCommunicator
 from hardpoint_platforms.state_cache import CacheLayout, CanonicalPages, DenseStateCache, State
 
@@ -131,6 +139,16 @@ class WrongProgram(Program):
                 outputs = dataclasses.replace(outputs, sample=dataclasses.replace(outputs.sample, token_ids=ids))
             return outputs, state
 
+    def prepare(self, inputs: StepInputs, state: State, weights: Any) -> State:
+        if self._fault == "no state":
+            super().prepare(inputs, state, weights)
+            return None
+        if self._fault == "warm page":
+            with torch.inference_mode():
+                for part in (part for parts in state for part in parts):
+                    part[1:2] = 0.0
+        return super().prepare(inputs, state, weights)
+
 
 class WrongBuilder(ProgramBuilder):
     """Builds faulty programs."""
@@ -139,6 +157,10 @@ class WrongBuilder(ProgramBuilder):
         self._fault = fault
 
     def buckets(self, max_tokens: int, max_requests: int) -> tuple[Bucket, ...]:
+        if self._fault == "small buckets":
+            return (Bucket(max_tokens // 2, max_requests),)
+        if self._fault == "no filters":
+            return (Bucket(max_tokens, max_requests, 0, SamplingShape.GREEDY),)
         return ()
 
     def build(self, step: StepFunction, bucket: Bucket) -> Program:
@@ -148,8 +170,8 @@ class WrongBuilder(ProgramBuilder):
         return str(time.perf_counter_ns()) if self._fault == "fingerprint" else "mutant"
 
 
-def _program(name: str, fault: str) -> Fault:
-    return Fault(name, ("programs",), device={"programs": lambda device, right: WrongBuilder(fault)})
+def _program(name: str, fault: str, group: str = "programs") -> Fault:
+    return Fault(name, (group,), device={"programs": lambda device, right: WrongBuilder(fault)})
 
 
 class WrongCommunicator(GlooCommunicator):
@@ -226,6 +248,10 @@ FAULTS: tuple[Fault, ...] = (
     _program("replays take the first token's logits", "index"),
     _program("results lie in a buffer of the program", "buffers"),
     _program("fingerprint changes", "fingerprint"),
+    _program("preparing writes into a page in use", "warm page"),
+    _program("preparing returns no state", "no state"),
+    _program("no bucket takes the largest step", "small buckets", "load"),
+    _program("buckets for greedy steps alone", "no filters", "load"),
     _collective("all_reduce returns its input", "reduce", "all_reduce-of-2*"),
     _collective("all_gather in reverse rank order", "gather", "all_gather-of-2*"),
     _collective("reduce_scatter gives another's share", "scatter", "reduce_scatter-of-2*"),

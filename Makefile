@@ -13,7 +13,8 @@ JOBS   ?= 2
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.hardpoint-setup
-FILES := pyproject.toml requirements-dev.txt core/pyproject.toml platforms/pyproject.toml plugins/cpu/pyproject.toml
+FILES := pyproject.toml requirements-dev.txt core/pyproject.toml platforms/pyproject.toml plugins/cpu/pyproject.toml \
+         plugins/torch_gpu/pyproject.toml
 CODE  := core platforms plugins tests scripts
 
 .DEFAULT_GOAL := help
@@ -47,7 +48,7 @@ lint: setup  ## ruff, mypy --strict and the import contracts
 	@$(BIN)/ruff check --quiet $(CODE)
 	@$(BIN)/ruff format --check --quiet $(CODE) || { echo "not formatted: run 'make format'"; exit 1; }
 	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+	@PYTHONPATH=plugins/cuda $(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
 
 format:  ## rewrite the sources as the formatter wants them
 	@$(BIN)/ruff format $(CODE)

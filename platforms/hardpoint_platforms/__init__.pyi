@@ -154,6 +154,9 @@ from hardpoint_platforms.program import (
     ProgramBuilder as ProgramBuilder,
 )
 from hardpoint_platforms.program import (
+    SamplingShape as SamplingShape,
+)
+from hardpoint_platforms.program import (
     StepInputs as StepInputs,
 )
 from hardpoint_platforms.program import (
@@ -197,6 +200,9 @@ from hardpoint_platforms.streams import (
 )
 from hardpoint_platforms.streams import (
     Event as Event,
+)
+from hardpoint_platforms.streams import (
+    Readback as Readback,
 )
 from hardpoint_platforms.streams import (
     Stream as Stream,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hardpoint_platforms.errors import UnsupportedOperation
+from hardpoint_platforms.errors import HardpointError, PluginError, UnsupportedOperation
 from hardpoint_platforms.ops.contract import Altitude, Kernel, OpContract, OpInstance
 from hardpoint_platforms.ops.provider import AttentionPlanner, OpProvider, Support
 
@@ -26,7 +27,7 @@ class Refusal:
 class Binding:
     """One choice, as `explain` prints it.
 
-    `fallback` is True where the reference was taken, `splits` where the device's programs are split at this op.
+    `fallback` is True where the reference was taken, `held` is False where the device's programs do not hold the op.
     """
 
     instance: OpInstance
@@ -35,7 +36,7 @@ class Binding:
     reason: str
     refused: tuple[Refusal, ...]
     fallback: bool
-    splits: bool = False
+    held: bool = True
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,22 @@ class OpTable:
         self._fallbacks = _by_op(fallbacks)
         self._planners: list[AttentionPlanner] = []
         self._bindings: list[Binding] = []
+        self._claims: list[BoundOp | None] = []
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
         """Every choice so far, in the order of building."""
         return tuple(self._bindings)
+
+    @property
+    def claims(self) -> tuple[BoundOp | None, ...]:
+        """The answer to each question so far, in order; None where nobody took the instance."""
+        return tuple(self._claims)
+
+    @property
+    def bound(self) -> tuple[BoundOp, ...]:
+        """Every bound op so far, in the order of building."""
+        return tuple(bound for bound in self._claims if bound is not None)
 
     @property
     def has_own_providers(self) -> bool:
@@ -96,22 +108,29 @@ class OpTable:
         """Choose a provider. Raises UnsupportedOperation, with every refusal, if nobody takes the instance."""
         bound = self.claim(instance)
         if bound is None:
+            self._claims.pop()
             refused = self._bindings.pop().refused
             reasons = "; ".join(f"{r.provider}: {r.reason}" for r in refused) or "no provider implements it"
             raise UnsupportedOperation(f"nobody takes {instance.op} at {instance.where}: {reasons}")
         return bound
 
     def claim(self, instance: OpInstance) -> BoundOp | None:
-        """Like `bind`, but None where nobody takes the instance: the caller decomposes a block then."""
+        """Like `bind`, but None where nobody takes the instance: the caller decomposes a block then.
+
+        Raises PluginError where a provider fails to answer or to build.
+        """
+        self._claims.append(self._choose(instance))
+        return self._claims[-1]
+
+    def _choose(self, instance: OpInstance) -> BoundOp | None:
         contract = self.contract(instance.op)
         refused: list[Refusal] = []
         for fallback, candidates in ((False, self._own), (True, self._fallbacks)):
             for provider in candidates.get(instance.op, ()):
-                answer = ask(contract, provider, instance)
+                answer = _asked(contract, provider, instance)
                 if answer:
                     self._record(contract, instance, provider.name, answer.reason, refused, fallback)
-                    kernel = provider.build(instance)
-                    return BoundOp(kernel, provider, instance, self._plan_index(provider))
+                    return BoundOp(_built(provider, instance), provider, instance, self._plan_index(provider))
                 refused.append(Refusal(provider.name, answer.reason))
         parts = ", ".join(contract.decomposition)
         self._record(contract, instance, "(decomposed)", f"into {parts}" if parts else "", refused, False)
@@ -152,6 +171,46 @@ def ask(contract: OpContract, provider: OpProvider, instance: OpInstance) -> Sup
             f"plugin implements {provider.version}",
         )
     return provider.supports(instance)
+
+
+def _asked(contract: OpContract, provider: OpProvider, instance: OpInstance) -> Support:
+    with _naming(provider, instance, "supports"):
+        answer: object = ask(contract, provider, instance)
+    if isinstance(answer, Support):
+        return answer
+    raise _fault(provider, instance, "supports", f"returned {answer!r:.60}, not a Support")
+
+
+def _built(provider: OpProvider, instance: OpInstance) -> Kernel:
+    with _naming(provider, instance, "build"):
+        kernel: object = provider.build(instance)
+    if callable(kernel):
+        return kernel
+    raise _fault(provider, instance, "build", f"returned {kernel!r:.60}, not a kernel")
+
+
+@contextmanager
+def _naming(provider: OpProvider, instance: OpInstance, method: str) -> Iterator[None]:
+    """What a provider raises that is no error of ours gets the provider's name and line."""
+    try:
+        yield
+    except HardpointError:
+        raise
+    except Exception as error:
+        raise _fault(provider, instance, method, f"raised {type(error).__name__}: {error}", error) from error
+
+
+def _fault(
+    provider: OpProvider, instance: OpInstance, method: str, told: str, error: Exception | None = None
+) -> PluginError:
+    from hardpoint_platforms import guarding
+
+    plugin = guarding.plugin_of_provider(provider)
+    place = guarding.place_of_error(error, plugin) if error is not None else ""
+    place = place or guarding.place_of_code(getattr(type(provider), method))
+    asked = f"{type(provider).__name__}.{method}() for {guarding.named_op(instance)} {told}"
+    hint = guarding.advice(plugin, instance.op)
+    return plugin.error("validation", f"{asked}{f', at {place}' if place else ''}", hint)
 
 
 def _by_op(providers: Iterable[OpProvider]) -> dict[str, list[OpProvider]]:

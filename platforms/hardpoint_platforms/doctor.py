@@ -58,6 +58,7 @@ class Row:
         cause: the PluginError's cause word, or None.
         reason, mend: why, and what to do.
         devices: the devices tried.
+        exclusive: what it needs for itself (`process_exclusive`): one process has one platform that names it.
     """
 
     platform: str
@@ -70,6 +71,7 @@ class Row:
     mend: str | None = None
     interfaces: dict[str, str] = field(default_factory=dict)
     devices: tuple[DeviceRow, ...] = ()
+    exclusive: tuple[str, ...] = ()
 
 
 def diagnose(registry: PlatformRegistry) -> list[Row]:
@@ -83,12 +85,15 @@ def _diagnose(entry: PlatformEntry, registry: PlatformRegistry) -> Row:
     manifest = entry.manifest
     kind = manifest.kind.value if manifest else "?"
     interfaces = {name: str(spoken) for name, spoken in manifest.interfaces.items()} if manifest else {}
+    tokens = tuple(manifest.process_exclusive) if manifest else ()
+    held = f"one process has one platform that holds {', '.join(tokens)}" if tokens else ""
 
     def row(status: str, reason: str, error: HardpointError | None = None, devices: tuple[DeviceRow, ...] = ()) -> Row:
         cause = error.cause if isinstance(error, PluginError) else None
         mend = error.hint if error else None
+        told = "; ".join(filter(None, (reason, held)))
         return Row(
-            entry.name, entry.distribution, entry.version, kind, status, reason, cause, mend, interfaces, devices
+            entry.name, entry.distribution, entry.version, kind, status, told, cause, mend, interfaces, devices, tokens
         )
 
     try:

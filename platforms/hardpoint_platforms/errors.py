@@ -37,7 +37,7 @@ class PluginError(PlatformError):
     """A plugin distribution that cannot be used.
 
     `plugin` is the entry point's name, `cause` a short word for machine reading:
-    import, dependency, version, conflict, validation, manifest, probe, open.
+    import, dependency, version, conflict, validation, manifest, probe, open, run.
     """
 
     def __init__(self, plugin: str, cause: str, message: str, *, hint: str | None = None) -> None:

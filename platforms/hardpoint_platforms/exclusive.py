@@ -38,7 +38,8 @@ class ProcessClaims:
                     raise DeviceUnavailable(
                         f"platform {entry.name!r} ({entry.distribution}) needs {token!r} for itself, and one process "
                         f"has it once; {held[0].name!r} ({held[0].distribution}) holds it here",
-                        hint=f"close the {held[0].name} device first, or run the two in processes of their own",
+                        hint=f"give the {held[0].name} device back with close_device() first (its own close() alone "
+                        "does not let go), or run the two in processes of their own",
                     )
             yield
 

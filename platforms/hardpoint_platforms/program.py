@@ -153,7 +153,10 @@ class ProgramBuilder(ABC):
         return
 
     def holds(self, provider: OpProvider) -> bool:
-        """Whether a program holds calls of this provider's kernels; others split it, called between its parts."""
+        """Whether a program holds calls of this provider's kernels.
+
+        Others are called outside it: between its parts where it can be split, else the step runs op by op.
+        """
         return True
 
     def fingerprint(self) -> str:

@@ -9,6 +9,16 @@ space: a page id names `page_tokens` tokens of every layer of the group that hol
 
 Page 0 belongs to nobody: padded rows point there. The state is an opaque tree: the core passes on the handle that an
 op returned and never touches an older one.
+
+An op that a device leaves to the reference reads and writes the device's state, so where that can happen
+`state[pool_layer]` must give the parts in the layout's order, and each part look like the dense
+[pages, page_tokens, heads, width] to these forms of indexing, whatever it is inside. All indices are int64 tensors of
+the device (`Device.to_device`); rows come in the dtype `part.dtype`.
+
+    part[table]                    table [P] or [B, P]  ->  [P, page_tokens, heads, width], [B, P, ...]
+    part[pages, 0]                 pages [N]            ->  [N, heads, width], token 0 of each page
+    part[pages, offsets] = rows    pages, offsets [N], rows [N, heads, width]; a pair may be there twice (page 0)
+    part[pages, 0] = rows          pages [N], rows [N, heads, width]
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from hardpoint_platforms.capabilities import Capabilities
 from hardpoint_platforms.deprecation import warn_overrides
 from hardpoint_platforms.device import Device, DeviceInfo
 from hardpoint_platforms.discovery import PlatformEntry, guard, plugin_error
+from hardpoint_platforms.guarding import place_of_code
 from hardpoint_platforms.hookspecs import PROJECT
 from hardpoint_platforms.ops.contract import OpContract
 from hardpoint_platforms.ops.provider import OpProvider
@@ -112,9 +113,10 @@ def check_methods(entry: PlatformEntry, subject: object, interface: type) -> Non
         if not callable(given):
             raise plugin_error(entry, "validation", f"{where} is not a method", _authors(entry))
         if not _accepts(given, wanted):
+            place = place_of_code(given)
             message = (
                 f"{where}{inspect.signature(given)} cannot take the core's call "
-                f"{interface.__name__}.{name}{inspect.signature(wanted)}"
+                f"{interface.__name__}.{name}{inspect.signature(wanted)}{f'; it is at {place}' if place else ''}"
             )
             raise plugin_error(entry, "validation", message, f"pip install --upgrade {entry.distribution}")
 

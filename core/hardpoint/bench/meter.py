@@ -103,7 +103,7 @@ class WatchedTable(OpTable):
     """The op table of a device whose bound kernels are all timed by a meter."""
 
     def __init__(self, device: Device, meter: Meter) -> None:
-        super().__init__(CONTRACTS, device.providers(), reference_providers(device.torch_device))
+        super().__init__(CONTRACTS, device.providers(), reference_providers(device.to_device))
         self._meter = meter
         #: Kinds of bound ops, each once, with the number of instances.
         self.kinds: dict[Key, int] = {}

@@ -57,8 +57,11 @@ def _show(bindings: Sequence[Binding], every: bool) -> None:
     chosen = Counter(binding.provider for binding in bindings)
     print()
     print(f"{len(bindings)} op instances: " + ", ".join(f"{name} {count}" for name, count in chosen.most_common()))
-    if splits := sum(binding.splits for binding in bindings):
-        print(f"The step's program is split at {splits} of them: they are called one by one, between its parts.")
+    if outside := sum(not binding.held for binding in bindings):
+        print(
+            f"{outside} of them are not held by the step's program: it is split there, or the whole step runs op by op."
+        )
+        print("Which of the two, a server says when it starts (steps).")
 
 
 def as_json(binding: Binding) -> dict[str, Any]:
@@ -71,7 +74,7 @@ def as_json(binding: Binding) -> dict[str, Any]:
         "provider": binding.provider,
         "reason": binding.reason,
         "fallback": binding.fallback,
-        "splits": binding.splits,
+        "held": binding.held,
         "refused": [{"provider": refusal.provider, "reason": refusal.reason} for refusal in binding.refused],
         "dtype": str(instance.dtype).removeprefix("torch."),
         "attributes": {name: _plain_value(value) for name, value in instance.attrs.items()},
@@ -120,7 +123,7 @@ def spans(numbers: Sequence[int]) -> str:
 
 def _cells(binding: Binding) -> list[str]:
     refused = "; ".join(f"{refusal.provider}: {refusal.reason}" for refusal in binding.refused)
-    notes = ["fallback"] * binding.fallback + ["splits the program"] * binding.splits + [binding.reason]
+    notes = ["fallback"] * binding.fallback + ["not held by the program"] * (not binding.held) + [binding.reason]
     why = ". ".join(note for note in notes if note)
     return [binding.instance.op, binding.altitude.name.lower(), binding.provider, why, refused]
 

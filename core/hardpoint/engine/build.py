@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from hardpoint.config.engine import EngineConfig
 from hardpoint.engine.devices import OpenedDevices, PlacedLayers, common_limits
@@ -23,8 +24,8 @@ from hardpoint.weights.checkpoint import open_checkpoint
 from hardpoint.weights.source import Checkpoint
 from hardpoint.worker.worker import PlacedModel, Worker, bind_model, describe_fallback
 from hardpoint_platforms.binding import Binding
+from hardpoint_platforms.guarding import named, naming
 from hardpoint_platforms.program import BIAS_ENTRIES, TOP_LOGPROBS
-from hardpoint_platforms.reference.providers import reference_providers
 
 Progress = Callable[[str, float], None]
 
@@ -67,7 +68,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
         with phases.phase("bind ops"):
             parts = devices.place(model_layers(checkpoint.config))
             placed = _bind(config, checkpoint, parts)
-        worker = Worker(config, placed, progress)
+        tables = [(part.device, part.bound.ops) for part in placed]
+        with naming(tables):
+            worker = Worker(config, placed, progress)
         checkpoint.weights.close()
     engine = Engine(
         _scheduler(config, worker),
@@ -75,6 +78,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
         overlap=config.scheduler.overlap,
         clock=placed[-1].device.clock(),
         fallback_ops=sum(len(part.bound.fallbacks) for part in placed),
+        named=partial(named, parts=tables),
     )
     defaults = sampling_defaults(checkpoint.generation_config) if config.model.generation_config == "auto" else {}
     return BuiltEngine(engine, _describe(config, parts, worker, [*phases.rows, *worker.phases], defaults))
@@ -87,17 +91,16 @@ def explain_model(config: EngineConfig) -> tuple[tuple[str, tuple[Binding, ...]]
         checkpoint = open_checkpoint(config.model)
         parts = devices.place(model_layers(checkpoint.config))
         placed = _bind(config, checkpoint, parts)
-        return tuple((_described(where), tuple(_with_splits(part))) for where, part in zip(parts, placed, strict=True))
+        return tuple((_described(where), tuple(_with_held(part))) for where, part in zip(parts, placed, strict=True))
     finally:
         devices.close()
 
 
-def _with_splits(part: PlacedModel) -> Iterator[Binding]:
-    programs = part.device.programs()
-    providers = (*part.device.providers(), *reference_providers(part.device.torch_device))
-    outside = {provider.name for provider in providers if not programs.holds(provider)}
-    for binding in part.bound.ops.bindings:
-        yield dataclasses.replace(binding, splits=binding.provider in outside)
+def _with_held(part: PlacedModel) -> Iterator[Binding]:
+    """Whether programs hold an op is asked of the provider that was bound: others of its name may be of other ops."""
+    programs, ops = part.device.programs(), part.bound.ops
+    for binding, bound in zip(ops.bindings, ops.claims, strict=True):
+        yield dataclasses.replace(binding, held=bound is None or programs.holds(bound.provider))
 
 
 def _bind(config: EngineConfig, checkpoint: Checkpoint, parts: Sequence[PlacedLayers]) -> tuple[PlacedModel, ...]:

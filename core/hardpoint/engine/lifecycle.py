@@ -164,13 +164,22 @@ class _Server:
             self._stats_due = False
             self._send(Outputs([], self._engine.stats()))
 
+    def _named(self, error: Exception) -> Exception:
+        """With the plugin's name, where it is one's fault; whatever happens, there is something to tell."""
+        try:
+            return self._engine.named(error)
+        except Exception:
+            log.exception("whose fault it is could not be found out")
+            return error
+
     def _fail(self, error: Exception) -> int:
         """Nothing that the device held can be trusted: every request ends with an error, and the engine is done."""
         if not isinstance(error, HardpointError):
             traceback.print_exc()
-        failure = failure_of(error)
-        log.error("the engine stops: %s", failure.message)
-        self._channel.send(self._engine.fail(failure.message))
+        failure = failure_of(self._named(error))
+        told = f"{failure.message} ({failure.hint})" if failure.hint else failure.message
+        log.error("the engine stops: %s", told)
+        self._channel.send(self._engine.fail(told))
         self._channel.send(failure)
         # a lost device may never answer again, and closing it must not keep the failed engine alive
         closing = threading.Thread(target=self._engine.close, daemon=True)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import random
 import time
 from bisect import bisect_left
+from collections.abc import Callable
 
 import msgspec
 
@@ -38,7 +39,8 @@ class Engine:
     """Owns scheduler and executor, and drives them. Used by one thread.
 
     overlap: schedule step n + 1 while step n runs. clock: the only source of time. seed: of the seeds that are drawn
-    for requests without one; None takes the system's entropy. fallback_ops: for the gauge.
+    for requests without one; None takes the system's entropy. fallback_ops: for the gauge. named: what is to be told of
+    an error that `step` raised: a plugin's with its name, op and line.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Engine:
         clock: Clock | None = None,
         seed: int | None = None,
         fallback_ops: int = 0,
+        named: Callable[[Exception], Exception] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -57,6 +60,7 @@ class Engine:
         self._clock = clock or Clock()
         self._seeds = random.Random(seed) if seed is not None else random.SystemRandom()
         self._fallback_ops = fallback_ops
+        self._named = named
         self._in_flight: tuple[StepPlan, StepHandle] | None = None
         self._early: list[TokenOutput] = []
         self._live: set[str] = set()
@@ -145,6 +149,10 @@ class Engine:
         self._step_seconds += result.seconds
         self._schedule_seconds += time.perf_counter() - started
         return outputs
+
+    def named(self, error: Exception) -> Exception:
+        """What is to be told of an error that `step` raised."""
+        return error if self._named is None else self._named(error)
 
     def fail(self, message: str) -> Outputs:
         """The end of every request, after `step` raised."""

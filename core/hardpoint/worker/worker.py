@@ -25,7 +25,8 @@ from hardpoint_platforms.errors import UnsupportedOperation
 from hardpoint_platforms.ops.table import op_table
 from hardpoint_platforms.program import Weights
 from hardpoint_platforms.selection import close_device
-from hardpoint_platforms.state_cache import CacheLayout
+from hardpoint_platforms.state_cache import CacheLayout, State
+from hardpoint_platforms.trial import CheckedTable, Trial, is_worthwhile, try_out
 
 #: Where device and host share memory, the KV cache takes no more than this unless one sequence needs it.
 _SHARED_MEMORY_SHARE = 4 * 2**30
@@ -45,7 +46,7 @@ class BoundDraws:
 class BoundModel:
     """A model, or a part of one, whose every op has a provider, before any weight is read.
 
-    `draws` is None for a part that is not the last.
+    `draws` is None for a part that is not the last; `again` builds the same on another table.
     """
 
     model: CausalModel
@@ -54,6 +55,7 @@ class BoundModel:
     draws: BoundDraws | None
     dtype: torch.dtype
     max_model_len: int
+    again: Callable[[OpTable], BoundModel]
 
     @property
     def fallbacks(self) -> tuple[Binding, ...]:
@@ -88,7 +90,11 @@ def bind_model(
     if last:
         sample = ops.bind(ops.contract("sample").instance("sampler", torch.float32))
         draws = BoundDraws(sample, ops.bind(ops.contract("logprobs").instance("prompt scores", torch.float32)))
-    bound = BoundModel(model, book, ops, draws, dtype, model.max_context)
+
+    def again(table: OpTable) -> BoundModel:
+        return bind_model(config, checkpoint, device, table, layers, last)
+
+    bound = BoundModel(model, book, ops, draws, dtype, model.max_context, again)
     if bound.fallbacks and config.device.on_fallback == "error":
         lines = "; ".join(describe_fallback(binding) for binding in bound.fallbacks)
         raise UnsupportedOperation(
@@ -141,7 +147,7 @@ class Worker:
                 dtype=part.bound.dtype,
                 weights=loaded,
                 layout=layout,
-                state=part.device.state_cache().allocate(layout, self.pages.num_pages),
+                state=self._tried(config, part, layout, loaded),
                 step=make_step(part.bound.model, draws.sample.kernel)
                 if part is self.placed[-1]
                 else make_inner_step(part.bound.model),
@@ -157,6 +163,29 @@ class Worker:
                 max_batch_tokens=self.max_batch_tokens,
             )
         )
+
+    def _tried(self, config: EngineConfig, part: PlacedModel, layout: CacheLayout, weights: Weights) -> State:
+        """A new state, after a trial of the part's kernels on page 0: raises PluginError for results that no contract
+        allows. The trial's model is another one, so that the kernels which serve stay as they are."""
+        state = part.device.state_cache().allocate(layout, self.pages.num_pages)
+        if not is_worthwhile(part.device, part.bound.ops):
+            return state
+        bound = part.bound.again(CheckedTable(part.bound.ops, part.device))
+        model = bound.model
+        trial = Trial(
+            step=make_inner_step(model) if bound.draws is None else make_step(model, bound.draws.sample.kernel),
+            planners=part.bound.ops.planners,
+            weights=weights,
+            layout=layout,
+            table_width=-(-self.max_model_len // layout.page_tokens),
+            carried=model.takes,
+            hidden=model.hidden_size,
+            dtype=bound.dtype,
+            draws=bound.draws is not None,
+            max_tokens=self.max_batch_tokens,
+            max_requests=config.scheduler.max_num_seqs,
+        )
+        return try_out(part.device, trial, state)
 
 
 def _shares(placed: Sequence[PlacedModel]) -> list[tuple[float, float]]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
+from hardpoint_platforms.guarding import place_of_code as of_code
+
+__all__ = ["of_code", "of_error", "of_thread"]
 _KIT = str(Path(__file__).parent)
 
 
@@ -31,19 +31,6 @@ def of_error(error: BaseException, folders: Sequence[str]) -> str:
             fallback = f"{outside[-1].filename}:{outside[-1].lineno} in {outside[-1].name}"
         link = link.__cause__ or link.__context__
     return fallback
-
-
-def of_code(subject: object) -> str:
-    """Where a function, method, class or instance is defined; empty where it has no source (native code)."""
-    code: Any = subject
-    while isinstance(code, partial):
-        code = code.func
-    if not (inspect.isroutine(code) or inspect.isclass(code)):
-        code = type(code).__call__ if callable(code) and inspect.isfunction(type(code).__call__) else type(code)
-    try:
-        return f"{inspect.getsourcefile(code)}:{inspect.getsourcelines(code)[1]} in {code.__qualname__}"
-    except (TypeError, OSError, AttributeError):
-        return ""
 
 
 def of_thread(thread: threading.Thread, folders: Sequence[str]) -> str:

@@ -58,7 +58,8 @@ def conduct_arguments(args: argparse.Namespace, groups: Iterable[Any], command: 
     from hardpoint_platforms.conformance.isolation import last_words
     from hardpoint_platforms.conformance.runner import Run, Selection, conduct, stream
 
-    selection = Selection(args.level, tuple(args.case), tuple(args.group), args.seed, command, args.timeout)
+    cases, groups_asked, options = tuple(args.case), tuple(args.group), tuple(args.device_option)
+    selection = Selection(args.level, cases, groups_asked, args.seed, command, args.timeout, options)
     subject = _subject(args)
     every = all_groups(groups)
     if args.list:

@@ -34,6 +34,7 @@ class Selection:
     Attributes:
         level: the highest level; cases: patterns of ids, empty for all; groups: names, empty for all.
         seed: of the run; command: what `repeat` commands start with; patience: seconds per check, None for the check's.
+        options: of the plugin, KEY=VALUE as given, for `repeat` commands.
     """
 
     level: int = HIGHEST
@@ -42,6 +43,7 @@ class Selection:
     seed: int = 0
     command: str = "hardpoint conformance"
     patience: float | None = None
+    options: tuple[str, ...] = ()
 
     @property
     def partial(self) -> bool:
@@ -172,6 +174,8 @@ class Run:
         words = [self.selection.command, "--device", shlex.quote(self.subject.request), "--case", shlex.quote(check.id)]
         if seed:
             words += ["--seed", str(seed)]
+        for option in self.selection.options:
+            words += ["--device-option", shlex.quote(option)]
         return Verdict(
             case=check.id,
             group=check.group,

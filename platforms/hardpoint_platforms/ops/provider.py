@@ -80,6 +80,6 @@ class OpProvider(ABC):
 
 
 def _memory(tensor: torch.Tensor) -> tuple[bool, int]:
-    """A device's opaque layout has no address to show."""
-    strided = tensor.layout is torch.strided
-    return strided, tensor.data_ptr() if strided else id(tensor)
+    """A device's opaque layout has no address to show, and a handle of memory elsewhere shows 0."""
+    address = tensor.data_ptr() if tensor.layout is torch.strided else 0
+    return bool(address), address or id(tensor)

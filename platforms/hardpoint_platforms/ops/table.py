@@ -10,4 +10,4 @@ from hardpoint_platforms.reference.providers import reference_providers
 
 def op_table(device: Device) -> OpTable:
     """A fresh table; one per model, because bindings and planners are those of one model."""
-    return OpTable(CONTRACTS, device.providers(), reference_providers(device.torch_device))
+    return OpTable(CONTRACTS, device.providers(), reference_providers(device.to_device))

@@ -8,8 +8,9 @@ Outputs come block by block and chunk by chunk, then zeros for padding; `order` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ import torch
 from hardpoint_platforms.batch import AttentionBatch, Int32s
 from hardpoint_platforms.ops.provider import AttentionPlanner
 
+#: Brings a host tensor to a device.
+Put = Callable[[torch.Tensor], torch.Tensor]
 #: Cached tokens that one decode block may gather, so that the copy stays small.
 BLOCK_TOKENS = 32768
 
@@ -77,8 +80,9 @@ class ReferencePlan:
 class ReferencePlanner(AttentionPlanner):
     """Plans for every reference kernel that reads or writes paged state. Runs on the host, outside the program."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, put: Put | torch.device) -> None:
+        """`put` brings a host tensor to the device: `Device.to_device`; a torch device where torch itself does."""
+        self._bring: Put = partial(_moved, put) if isinstance(put, torch.device) else put
 
     def plan(self, batch: AttentionBatch) -> ReferencePlan:
         starts = batch.query_start.astype(np.int64)[: batch.num_requests + 1]
@@ -119,7 +123,11 @@ class ReferencePlanner(AttentionPlanner):
         return Chunk(start, stop, length - (stop - start), tables)
 
     def _put(self, array: Int32s | np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self._device)
+        return self._bring(torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)))
+
+
+def _moved(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(device)
 
 
 def _pages(tokens: int, page_tokens: int) -> int:

@@ -10,7 +10,7 @@ from hardpoint_platforms.errors import UnsupportedOperation
 from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import Altitude, Kernel, OpContract, OpInstance, Packed, Weight
 from hardpoint_platforms.ops.provider import AttentionPlanner, OpProvider, Support
-from hardpoint_platforms.reference.plan import ReferencePlanner
+from hardpoint_platforms.reference.plan import Put, ReferencePlanner
 
 NAME = "reference"
 
@@ -48,13 +48,13 @@ class ReferenceProvider(OpProvider):
         return self._planner
 
 
-def reference_providers(device: torch.device | None = None) -> tuple[OpProvider, ...]:
+def reference_providers(put: Put | torch.device | None = None) -> tuple[OpProvider, ...]:
     """One provider per composite and primitive, with one planner for all that take a plan.
 
-    Blocks are left out: a device's own composites come before a reference block. `device` is where plans are put, the
-    CPU if None.
+    Blocks are left out: a device's own composites come before a reference block. `put` brings the
+    arrays of plans to the device (`Device.to_device`, or a torch device); None leaves them on the host.
     """
-    planner = ReferencePlanner(device or torch.device("cpu"))
+    planner = ReferencePlanner(put or torch.device("cpu"))
     return tuple(
         ReferenceProvider(contract, planner if "plan" in _arguments(contract) else None)
         for contract in CONTRACTS.values()

@@ -27,7 +27,7 @@ class Binding:
     reason: str = ""
     refused: tuple[Any, ...] = ()
     fallback: bool = False
-    splits: bool = False
+    held: bool = True
     altitude: Altitude = field(default=Altitude.COMPOSITE)
 
 
@@ -78,7 +78,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> list[Binding]:
     rows = [
         bind("layers.0.mlp"),
         bind("layers.1.mlp"),
-        bind("head", refused=REFUSED, provider="reference", fallback=True, splits=True),
+        bind("head", refused=REFUSED, provider="reference", fallback=True, held=False),
     ]
     seen = SimpleNamespace(explain_model=lambda config: (("cpu:0", tuple(rows)),))
     monkeypatch.setitem(sys.modules, "hardpoint.engine.build", seen)
@@ -91,8 +91,8 @@ def test_the_table(bindings: list[Binding], capsys: pytest.CaptureFixture[str]) 
     assert "layers.0-1.mlp x2" in out
     assert "fast: needs 64 columns" in out
     assert "3 op instances: fast 2, reference 1" in out
-    assert "fallback. splits the program" in out
-    assert "split at 1 of them" in out
+    assert "fallback. not held by the program" in out
+    assert "1 of them are not held by the step's program" in out
     assert "\033" not in out
 
 
@@ -109,6 +109,6 @@ def test_json(bindings: list[Binding], capsys: pytest.CaptureFixture[str]) -> No
     assert [row["where"] for row in rows] == ["layers.0.mlp", "layers.1.mlp", "head"]
     assert rows[2]["refused"] == [{"provider": "fast", "reason": "needs 64 columns"}]
     assert rows[2]["fallback"] is True
-    assert [row["splits"] for row in rows] == [False, False, True]
+    assert [row["held"] for row in rows] == [True, True, False]
     assert rows[0]["weights"]["weight"] == {"shape": [4, 2], "dtype": "float32", "scheme": None}
     assert rows[0]["attributes"] == {"bias": False, "shape": [1, 2]}

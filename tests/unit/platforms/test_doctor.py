@@ -36,6 +36,13 @@ def test_accelerators_come_first(plugins) -> None:
     assert row("zeta").status == PASS
 
 
+def test_what_a_platform_holds_for_itself_is_shown(plugins) -> None:
+    plugins.add(process_exclusive=["driver-lock", "torch.privateuse1"])
+    assert row().exclusive == ("driver-lock", "torch.privateuse1")
+    assert row().reason == "one process has one platform that holds driver-lock, torch.privateuse1"
+    assert (row("cpu").exclusive, row("cpu").reason) == ((), "")
+
+
 def test_a_broken_plugin_is_one_row(plugins) -> None:
     plugins.add(code="import no_such_module")
     broken = row()

@@ -28,8 +28,12 @@ def test_the_second_is_refused_and_told_who_holds_it(two) -> None:
         DeviceUnavailable, match=r"'other' \(other-hardpoint\) needs 'torch.privateuse1'.*'one'"
     ) as seen:
         open_device(select("other", two))
-    assert "close the one device first" in seen.value.hint
+    assert "give the one device back with close_device() first" in seen.value.hint
+    device.close()
+    with pytest.raises(DeviceUnavailable):  # as the hint says
+        open_device(select("other", two))
     close_device(device)
+    close_device(open_device(select("other", two)))
 
 
 def test_closing_lets_go(two) -> None:

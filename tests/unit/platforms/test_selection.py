@@ -180,6 +180,12 @@ def test_providers_are_checked(plugins, old, new, said) -> None:
     assert said in caught.value.message
 
 
+def test_a_wrong_signature_is_told_with_its_line(plugins) -> None:
+    plugins.add(extra=PROVIDER.replace("def build(self, instance)", "def build(self)"))
+    with pytest.raises(PluginError, match=r"it is at \S+acme_hardpoint/platform\.py:\d+ in Linear\.build"):
+        open_device(select("acme", discover()))
+
+
 def test_a_good_provider_passes(plugins) -> None:
     plugins.add(extra=PROVIDER)
     device = open_device(select("acme", discover()))

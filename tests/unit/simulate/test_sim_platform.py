@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hardpoint.config.engine import CacheConfig, EngineConfig, ModelConfig
-from hardpoint.engine import build
+from hardpoint.engine import build, devices
 from hardpoint.protocol.messages import EngineRequest
 from hardpoint.request.sampling import SamplingParams
 from hardpoint_platforms.device import Device
@@ -106,8 +106,8 @@ def serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], flo
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     device = SimPlatform().open(0, OPTIONS)
-    monkeypatch.setattr(build, "select", lambda name, registry: SimpleNamespace(reason="asked for"))
-    monkeypatch.setattr(build, "open_device", lambda selection, options: device)
+    monkeypatch.setattr(devices, "select", lambda name, registry: SimpleNamespace(reason="asked for"))
+    monkeypatch.setattr(devices, "open_device", lambda selection, options: device)
     made = build.build_engine(
         EngineConfig(ModelConfig(str(folder), load_format="dummy"), cache=CacheConfig(kv_cache_memory=1 << 20))
     )

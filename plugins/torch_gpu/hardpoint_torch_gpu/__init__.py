@@ -1,0 +1,1 @@
+"""Triton kernels, captured graphs and transfers for GPUs that have a torch build."""

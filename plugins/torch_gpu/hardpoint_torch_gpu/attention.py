@@ -1,0 +1,61 @@
+"""Attention over pages through the Triton kernels: store what is new, decode rows and prompt tiles in a launch each."""
+
+from __future__ import annotations
+
+import torch
+
+from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed
+from hardpoint_platforms.ops.provider import AttentionPlanner, OpProvider, Support
+from hardpoint_platforms.state_cache import State
+from hardpoint_platforms.versioning import Version
+from hardpoint_torch_gpu.kernels.paged_decode import PagedDecode
+from hardpoint_torch_gpu.kernels.paged_prefill import prefill
+from hardpoint_torch_gpu.kernels.store import store
+from hardpoint_torch_gpu.plan import GpuPlan
+from hardpoint_torch_gpu.rule import ScoreRule
+
+#: Widest head: wider ones leave no room in a multiprocessor's shared memory.
+WIDEST = 256
+
+
+class TritonAttention(OpProvider):
+    """Takes every kind of score; head sizes up to `WIDEST`."""
+
+    name = "triton attention"
+    op = "attention"
+    version = Version(1, 0)
+
+    def __init__(self, planner: AttentionPlanner) -> None:
+        self._planner = planner
+        self._decode = PagedDecode()
+
+    def supports(self, instance: OpInstance) -> Support:
+        widest = max(instance.attrs["head_dim"], instance.attrs["v_head_dim"])
+        if widest > WIDEST:
+            return Support(False, f"head size {widest}, the kernels take up to {WIDEST}")
+        return Support(True, "keys split over programs for decodes, tiles for prompts")
+
+    def planner(self) -> AttentionPlanner:
+        return self._planner
+
+    def build(self, instance: OpInstance) -> Kernel:
+        group, pool_layer = instance.attrs["group"], instance.attrs["pool_layer"]
+        width, rule = instance.attrs["v_head_dim"], ScoreRule.of(instance.attrs)
+        decode = self._decode
+
+        def attention(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: State, plan: GpuPlan, w: Packed = ()
+        ) -> tuple[torch.Tensor, State]:
+            keys, values = state[pool_layer]
+            q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+            mixed = plan.padded or len(plan.tile_rows) > 0
+            if mixed:
+                store(k, v, plan.slots[group], keys, values, plan.page_tokens)
+            make = torch.zeros if plan.padded else torch.empty
+            out = make((q.shape[0], q.shape[1], width), dtype=q.dtype, device=q.device)
+            sinks = w[0] if w else None
+            decode(q, None if mixed else (k, v), keys, values, plan, group, rule, sinks, out)
+            prefill(q, keys, values, plan, group, rule, sinks, out)
+            return out, state
+
+        return attention

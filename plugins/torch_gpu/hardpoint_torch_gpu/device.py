@@ -1,0 +1,83 @@
+"""A device over torch's GPU API: memory, transfers, streams, graphs. Platforms derive from it and add their facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hardpoint_platforms.capabilities import Capabilities
+from hardpoint_platforms.ceilings import Ceilings
+from hardpoint_platforms.device import Device, DeviceInfo, MemoryInfo
+from hardpoint_platforms.ops.provider import OpProvider
+from hardpoint_platforms.program import EagerBuilder, ProgramBuilder, SamplingShape
+from hardpoint_platforms.streams import Readback, Stream
+from hardpoint_torch_gpu.ceilings import measure
+from hardpoint_torch_gpu.graphs import GraphBuilder
+from hardpoint_torch_gpu.providers import triton_providers
+from hardpoint_torch_gpu.streams import GpuStream
+from hardpoint_torch_gpu.transfers import EventReadback, Uploader, send
+
+
+class TorchGpuDevice(Device):
+    """One GPU. `graphs`: whether decode steps are captured; `largest_graph`: requests of the largest one."""
+
+    def __init__(
+        self, info: DeviceInfo, capabilities: Capabilities, *, graphs: bool = True, largest_graph: int = 512
+    ) -> None:
+        self._info = info
+        self._capabilities = capabilities
+        self._torch_device = torch.device("cuda", info.index)
+        self._graphs, self._largest = graphs, largest_graph
+        self._uploader = Uploader(self._torch_device)
+        self._providers = triton_providers(self)
+        torch.cuda.set_device(self._torch_device)
+
+    @property
+    def info(self) -> DeviceInfo:
+        return self._info
+
+    @property
+    def torch_device(self) -> torch.device:
+        return self._torch_device
+
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def memory(self) -> MemoryInfo:
+        """What torch's allocator keeps for later counts as free."""
+        free, total = torch.cuda.mem_get_info(self._torch_device)
+        kept = torch.cuda.memory_reserved(self._torch_device) - torch.cuda.memory_allocated(self._torch_device)
+        return MemoryInfo(free + kept, total)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._torch_device)
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return send(tensor, self._torch_device)
+
+    def upload(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        if torch.cuda.current_device() != self._torch_device.index:
+            torch.cuda.set_device(self._torch_device)  # each host thread has a current device of its own
+        return self._uploader.upload(tensors)
+
+    def read_back(self, tensors: Sequence[torch.Tensor]) -> Readback:
+        return EventReadback(tensors)
+
+    def providers(self) -> Sequence[OpProvider]:
+        return self._providers
+
+    def stream(self) -> Stream:
+        return GpuStream(self._torch_device)
+
+    def programs(self) -> ProgramBuilder:
+        if not self._graphs:
+            return EagerBuilder()
+        return GraphBuilder(self._torch_device, (SamplingShape.GREEDY,), self._largest)
+
+    def ceilings(self) -> Ceilings | None:
+        return measure(self._torch_device)
+
+    def close(self) -> None:
+        self.synchronize()
+        torch.cuda.empty_cache()

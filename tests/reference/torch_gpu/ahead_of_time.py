@@ -1,0 +1,97 @@
+"""Compile every Triton kernel for GPUs that are not here: launches of the contracts' samples are noted, not made.
+
+python ahead_of_time.py 80 90 100        compute capabilities of NVIDIA GPUs
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from triton.runtime.jit import JITFunction
+
+from hardpoint_platforms.ops.catalogue import CONTRACTS
+from hardpoint_platforms.ops.samples import run
+from hardpoint_platforms.reference.platform import ReferenceDevice
+
+TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int8: "*i8",
+    torch.bool: "*i1",
+    torch.uint8: "*u8",
+}
+#: (kernel, signature, constants, options) of each distinct launch.
+Launch = tuple[JITFunction, tuple[tuple[str, str], ...], tuple[tuple[str, Any], ...], tuple[tuple[str, int], ...]]
+OPTIONS = ("num_warps", "num_stages")
+LAUNCHES: dict[str, Launch] = {}
+
+
+def note(kernel: JITFunction, grid: Any) -> Callable[..., None]:
+    """What `kernel[grid]` gives instead of a launcher."""
+    names = list(inspect.signature(kernel.fn).parameters)
+    constant = {names[index] for index in kernel.constexprs}
+
+    def launch(*args: Any, **named: Any) -> None:
+        options = tuple((name, named.pop(name)) for name in OPTIONS if name in named)
+        given = inspect.signature(kernel.fn).bind(*args, **named).arguments
+        signature = tuple((name, "constexpr" if name in constant else _type(given[name])) for name in names)
+        constants = tuple((name, given[name]) for name in names if name in constant)
+        LAUNCHES.setdefault(repr((kernel.fn.__name__, signature, constants)), (kernel, signature, constants, options))
+
+    return launch
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
+def main() -> int:
+    """Note, then compile; one line per kernel and target."""
+    JITFunction.__getitem__ = note  # type: ignore[method-assign]
+    from hardpoint_torch_gpu.providers import triton_providers
+
+    for provider in triton_providers(ReferenceDevice()):
+        for dtype in (torch.bfloat16, torch.float32) if provider.op == "attention" else (torch.bfloat16,):
+            for case in CONTRACTS[provider.op].samples(dtype):
+                with torch.inference_mode():
+                    run(provider, case)
+    from launches import note_products
+
+    note_products()
+    kept = _one_each(LAUNCHES.values())
+    failed = 0
+    for kernel, signature, constants, options in kept:
+        for capability in map(int, sys.argv[1:]):
+            source = ASTSource(fn=kernel, signature=dict(signature), constexprs=dict(constants))
+            try:
+                done = compile(source, target=GPUTarget("cuda", capability, 32), options=dict(options))
+                print(f"{kernel.fn.__name__} sm_{capability}: {len(done.asm['cubin'])} bytes")
+            except Exception as error:
+                failed += 1
+                print(f"{kernel.fn.__name__} sm_{capability} {dict(constants)}: {type(error).__name__}: {error}")
+    return int(bool(failed) or not kept)
+
+
+def _one_each(launches: Any) -> list[Launch]:
+    """Per kernel, its dtypes and its switches one launch: sizes alone make no other path."""
+    found: dict[str, Launch] = {}
+    for launch in launches:
+        switches = tuple((name, value) for name, value in launch[2] if isinstance(value, bool))
+        splits = dict(launch[2]).get("SPLITS", 0) > 1
+        found.setdefault(repr((launch[0].fn.__name__, launch[1], switches, splits)), launch)
+    return list(found.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

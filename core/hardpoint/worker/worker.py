@@ -128,7 +128,9 @@ class Worker:
         self.max_model_len = placed[0].bound.max_model_len
         self.max_batch_tokens = min(_batch_tokens(config, part.device, self.max_model_len) for part in placed)
         self.runner = self._runner(config, weights)
-        self.runner.warm_up(len(self.layouts[0].groups))
+        self.runner.warm_up(
+            len(self.layouts[0].groups), (lambda done: progress("programs", done)) if progress else None
+        )
         self.phases.append(("cache and warm-up", time.perf_counter() - started))
 
     def close(self) -> None:

@@ -65,15 +65,16 @@ def require_same(found: Signature, prepared: Signature, program: str) -> None:
 
 def require_bucket(bucket: Bucket, inputs: StepInputs) -> None:
     """Raise SignatureChanged where the inputs are not of the bucket's sizes and sampling shape."""
-    draws = inputs.sampling
-    tokens, requests = bucket.tokens or len(inputs.token_ids), bucket.requests or len(inputs.logits_index)
+    draws, drawn = inputs.sampling, len(inputs.logits_index)
+    # Layers that others follow draw nothing.
+    tokens, requests = bucket.tokens or len(inputs.token_ids), bucket.requests if drawn else 0
     wanted: list[tuple[str, Any, Any]] = [
         ("tokens of token_ids", len(inputs.token_ids), tokens),
         ("tokens of positions", len(inputs.positions), tokens),
-        ("requests of logits_index", len(inputs.logits_index), requests),
-        ("requests of sampling.temperature", len(draws.temperature), requests),
+        ("requests of logits_index", drawn, requests or drawn),
+        ("requests of sampling.temperature", len(draws.temperature), requests or drawn),
     ]
-    if bucket.sampling is not SamplingShape.ANY:
+    if drawn and bucket.sampling is not SamplingShape.ANY:
         full, greedy = bucket.sampling is SamplingShape.FULL, bucket.sampling is SamplingShape.GREEDY
         bias = len(draws.bias.values) if draws.bias is not None else None
         hidden = len(inputs.hidden_index) if inputs.hidden_index is not None else None

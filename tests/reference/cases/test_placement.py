@@ -15,7 +15,12 @@ from hardpoint.errors import ConfigError
 
 pytestmark = pytest.mark.reference
 
-SPLITS = ("layers[:1]=reference,layers[1:]=cpu", "layers[0:1]=cpu,layers[1:]=reference")
+SPLITS = (
+    "layers[:1]=reference,layers[1:]=cpu",
+    "layers[0:1]=cpu,layers[1:]=reference",
+    "layers[:1]=strict,layers[1:]=cpu",
+    "layers[:1]=cpu,layers[1:]=strict",
+)
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.2, "seed": 5, "top_p": 0.9},

@@ -31,7 +31,7 @@ def oracle(make_oracle: Any, gemma3_path: Any) -> Any:
     return make_oracle(gemma3_path)
 
 
-@pytest.fixture(scope="module", params=[("reference", None), ("exact", 16)], ids=str)
+@pytest.fixture(scope="module", params=[("exact", 16)], ids=str)
 def llm(request: Any, open_llm: Any, gemma3_path: Any) -> Iterator[Any]:
     with open_llm(gemma3_path, *request.param) as opened:
         yield opened

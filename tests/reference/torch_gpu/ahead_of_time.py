@@ -1,6 +1,7 @@
 """Compile every Triton kernel for GPUs that are not here: launches of the contracts' samples are noted, not made.
 
-python ahead_of_time.py 80 90 100        compute capabilities of NVIDIA GPUs
+python ahead_of_time.py 80 90 100            compute capabilities of NVIDIA GPUs
+python ahead_of_time.py --turns 80 90 100    each launch for one of them, in turn
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ def main() -> int:
 
     note_products()
     kept = _one_each(LAUNCHES.values())
-    failed = 0
-    for kernel, signature, constants, options in kept:
-        for capability in map(int, sys.argv[1:]):
+    failed, turns = 0, "--turns" in sys.argv
+    capabilities = [int(word) for word in sys.argv[1:] if word.isdigit()]
+    for number, (kernel, signature, constants, options) in enumerate(kept):
+        for capability in capabilities[number % len(capabilities) :][:1] if turns else capabilities:
             source = ASTSource(fn=kernel, signature=dict(signature), constexprs=dict(constants))
             try:
                 done = compile(source, target=GPUTarget("cuda", capability, 32), options=dict(options))

@@ -35,9 +35,10 @@ serve: setup  ## pull the default model if needed and serve it on http://127.0.0
 	@$(BIN)/hardpoint pull $(MODEL) > /dev/null
 	@exec $(BIN)/hardpoint serve $(MODEL)
 
+# In the order of folders: the long files are few tests each, and would all come last.
 test: setup lint  ## lint, then every test, then `make sanitize`
 	@echo "== tests ($(JOBS) processes)"
-	@$(BIN)/pytest -n $(JOBS) --dist loadfile --timeout 600 --durations 8
+	@$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600 --durations 8
 	@$(MAKE) --no-print-directory sanitize
 
 sanitize: setup  ## the CPU kernels' tests under AddressSanitizer and UBSan

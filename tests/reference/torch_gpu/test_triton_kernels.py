@@ -24,7 +24,7 @@ pytestmark = [
 #: The interpreter multiplies the bits of bfloat16 as if they were integers: that dtype is tested on a GPU.
 DTYPES = (torch.float32, torch.float16)
 #: Seconds per sample there.
-SLOW = ("attention", "sample")
+SLOW = ("attention", "sample", "norm", "add_norm", "gated_activation")
 PROVIDERS = {provider.op: provider for provider in triton_providers(ReferenceDevice())}
 REFERENCE = {provider.op: provider for provider in reference_providers()}
 

@@ -163,6 +163,8 @@ class ModelRunner:
         self._table.release(row)
 
     def _needs(self, plan: StepPlan) -> SamplingShape:
+        if not self._last.shaped:
+            return SamplingShape.ANY
         return SamplingShape.FULL if self._scorer.has_work(plan) else self._sampling.shape(plan.rows[plan.samples])
 
     def _run(

@@ -62,9 +62,15 @@ class Stage:
         self.no_draws: SamplingInputs = no_draws(parts.device)
         if not draws:
             self._buckets = _one_sampling_shape(self._buckets)
+        self._shaped = any(bucket.sampling is not SamplingShape.ANY for bucket in self._buckets)
         self._programs: dict[Bucket, Program] = {
             bucket: self._builder.build(parts.step, bucket) for bucket in self._buckets
         }
+
+    @property
+    def shaped(self) -> bool:
+        """Whether any of its programs has sampling inputs of fixed shape."""
+        return self._shaped
 
     @property
     def fixed_shapes(self) -> bool:

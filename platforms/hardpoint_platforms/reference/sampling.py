@@ -6,6 +6,8 @@ whose share of the weight left by min-p and top-k reaches p. Nothing in a row de
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from hardpoint_platforms.batch import Logprobs, SampleResult, SamplingInputs, VerifyResult
@@ -17,14 +19,16 @@ from hardpoint_platforms.reference.logit_rules import adjust
 WIDE_ELEMENTS = 1 << 22
 #: Leading weights looked at before whole rows are sorted, where a look from the host costs nothing.
 HEADS = (256, 4096)
+#: (logits [rows, V], inputs, rows) -> float64 [rows, V]: exp((logit - max) / temperature), 0 where a filter drops one.
+Weigh = Callable[[torch.Tensor, SamplingInputs, slice], torch.Tensor]
 
 
-def build_sample(instance: OpInstance) -> Kernel:
-    """sample(logits[R, V], inputs) -> SampleResult."""
+def build_sample(instance: OpInstance, weigh: Weigh | None = None) -> Kernel:
+    """sample(logits[R, V], inputs) -> SampleResult. `weigh`: another way to the same weights."""
 
     def sample(logits: torch.Tensor, inputs: SamplingInputs) -> SampleResult:
         raw = logits.to(torch.float32)
-        tokens = draw_tokens(adjust(raw, inputs), inputs)
+        tokens = draw_tokens(adjust(raw, inputs), inputs, weigh)
         if inputs.num_logprobs is None:
             return SampleResult(tokens)
         return SampleResult(tokens, score(raw, tokens, inputs.num_logprobs))
@@ -37,7 +41,7 @@ def build_logprobs(instance: OpInstance) -> Kernel:
     return lambda logits, token_ids, k: score(logits, token_ids, k)
 
 
-def build_verify(instance: OpInstance) -> Kernel:
+def build_verify(instance: OpInstance, weigh: Weigh | None = None) -> Kernel:
     """verify(logits[R, K + 1, V], draft_ids[R, K], draft_lengths[R], draft_probs[R, K, V]?, inputs) -> VerifyResult."""
 
     def verify(
@@ -49,14 +53,15 @@ def build_verify(instance: OpInstance) -> Kernel:
     ) -> VerifyResult:
         adjusted = adjust(logits.flatten(0, 1).to(torch.float32), inputs)
         if draft_probs is None:
-            return _verify_certain(adjusted, draft_ids, draft_lengths, inputs)
-        return _verify_drawn(adjusted, draft_ids, draft_lengths, draft_probs, inputs)
+            return _verify_certain(adjusted, draft_ids, draft_lengths, inputs, weigh)
+        return _verify_drawn(adjusted, draft_ids, draft_lengths, draft_probs, inputs, weigh or _weights)
 
     return verify
 
 
-def draw_tokens(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
+def draw_tokens(logits: torch.Tensor, inputs: SamplingInputs, weigh: Weigh | None = None) -> torch.Tensor:
     """Tokens int64 [R] of adjusted logits float32 [R, V]."""
+    weigh = weigh or _weights
     if inputs.all_greedy:
         return logits.argmax(-1)
     u = uniform(inputs.seeds, inputs.positions)
@@ -65,7 +70,7 @@ def draw_tokens(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
     for start in range(0, logits.shape[0], step):
         rows = slice(start, start + step)
         best = logits[rows].argmax(-1)
-        drawn = pick(_weights(logits[rows], inputs, rows), u[rows], best)
+        drawn = pick(weigh(logits[rows], inputs, rows), u[rows], best)
         parts.append(torch.where(inputs.temperature[rows] > 0, drawn, best))
     return torch.cat(parts) if parts else inputs.positions.new_zeros(0)
 
@@ -157,7 +162,11 @@ def _score(logits: torch.Tensor, token_ids: torch.Tensor, k: int) -> Logprobs:
 
 
 def _verify_certain(
-    logits: torch.Tensor, draft_ids: torch.Tensor, draft_lengths: torch.Tensor, inputs: SamplingInputs
+    logits: torch.Tensor,
+    draft_ids: torch.Tensor,
+    draft_lengths: torch.Tensor,
+    inputs: SamplingInputs,
+    weigh: Weigh | None,
 ) -> VerifyResult:
     """Drafts without probabilities: accept a token where the target's own draw is that token.
 
@@ -165,7 +174,7 @@ def _verify_certain(
     the text is the same with and without drafts.
     """
     rows, depth = draft_ids.shape
-    own = draw_tokens(logits, inputs).unflatten(0, (rows, depth + 1))
+    own = draw_tokens(logits, inputs, weigh).unflatten(0, (rows, depth + 1))
     return assemble(own, own[:, :depth] == draft_ids, draft_ids, draft_lengths)
 
 
@@ -175,11 +184,12 @@ def _verify_drawn(
     draft_lengths: torch.Tensor,
     draft_probs: torch.Tensor,
     inputs: SamplingInputs,
+    weigh: Weigh,
 ) -> VerifyResult:
     """Rejection sampling (Leviathan et al. 2023): accept with min(1, p / q), else draw from max(p - q, 0)."""
     rows, depth = draft_ids.shape
     best = logits.argmax(-1)
-    weights = _weights(logits, inputs, slice(None))
+    weights = weigh(logits, inputs, slice(None))
     certain = torch.zeros_like(weights).scatter(1, best[:, None], 1.0)
     p = torch.where((inputs.temperature > 0)[:, None], weights / weights.sum(-1, keepdim=True), certain)
     p = p.unflatten(0, (rows, depth + 1))

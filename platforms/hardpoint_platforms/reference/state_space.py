@@ -7,7 +7,7 @@ BLOCK tokens whose inner sums are matrix products.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -105,16 +105,8 @@ def build_ssm_scan(instance: OpInstance) -> Kernel:
         step = step.clamp(low, high)
 
         def mixer(inputs: tuple[torch.Tensor, ...], before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            carried = before.unflatten(-1, (head_dim, size))
-            xs, steps, bs, cs = (part.split(BLOCK, dim=1) for part in inputs)
-            outs = []
-            for block in zip(xs, steps, bs, cs, strict=True):
-                y, carried = ssd_block(*block, named["a"], carried)
-                outs.append(y)
-            y = torch.cat(outs, dim=1)
-            if "d" in named:
-                y = y + inputs[0].to(torch.float32) * named["d"][:, None]
-            return y.to(x.dtype), carried.flatten(-2)
+            y, after = scan(inputs, before.unflatten(-1, (head_dim, size)), named)
+            return y.to(x.dtype), after.flatten(-2)
 
         cache = state[attrs["pool_layer"]][attrs["part"]]
         repeat = heads // b.shape[1]
@@ -122,6 +114,22 @@ def build_ssm_scan(instance: OpInstance) -> Kernel:
         return mix_requests(parts, cache, plan, attrs["group"], mixer), state
 
     return ssm_scan
+
+
+def scan(
+    inputs: tuple[torch.Tensor, ...], carried: torch.Tensor, w: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The recurrence over rows, block by block.
+
+    inputs: x[B, t, h, p], step sizes [B, t, h], b and c [B, t, h, n]; carried: float32 [B, h, p, n]. w: a[h] and, where
+    the op has it, d[h]. Returns y[B, t, h, p], float32, and the new state.
+    """
+    outs = []
+    for x, dt, b, c in zip(*(part.split(BLOCK, dim=1) for part in inputs), strict=True):
+        y, carried = ssd_block(x, dt, b, c, w["a"], carried)
+        outs.append(y)
+    y = torch.cat(outs, dim=1)
+    return (y + inputs[0].to(torch.float32) * w["d"][:, None] if "d" in w else y), carried
 
 
 def ssd_block(
@@ -151,13 +159,8 @@ def build_gated_delta(instance: OpInstance) -> Kernel:
         return x.repeat_interleave(heads // x.shape[1], 1)
 
     def mixer(inputs: tuple[torch.Tensor, ...], before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        carried = before.unflatten(-1, (k_dim, v_dim))
-        outs = []
-        vs, qs, ks, decays, betas = (part.split(BLOCK, dim=1) for part in inputs)
-        for v, q, k, decay, beta in zip(vs, qs, ks, decays, betas, strict=True):
-            out, carried = delta_block(v, q, k, decay, beta, carried)
-            outs.append(out)
-        return torch.cat(outs, dim=1), carried.flatten(-2)
+        out, after = delta(inputs, before.unflatten(-1, (k_dim, v_dim)))
+        return out, after.flatten(-2)
 
     def gated_delta(
         q: torch.Tensor,
@@ -173,6 +176,15 @@ def build_gated_delta(instance: OpInstance) -> Kernel:
         return mix_requests(wide, cache, plan, attrs["group"], mixer).to(v.dtype), state
 
     return gated_delta
+
+
+def delta(inputs: tuple[torch.Tensor, ...], carried: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The delta rule over rows, block by block. inputs: v, q, k, decay, beta, as `delta_block` takes them."""
+    outs = []
+    for v, q, k, decay, beta in zip(*(part.split(BLOCK, dim=1) for part in inputs), strict=True):
+        out, carried = delta_block(v, q, k, decay, beta, carried)
+        outs.append(out)
+    return torch.cat(outs, dim=1), carried
 
 
 def delta_block(

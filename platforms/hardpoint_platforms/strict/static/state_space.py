@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed
-from hardpoint_platforms.reference.state_space import BLOCK, delta_block, ssd_block
+from hardpoint_platforms.reference.state_space import delta, scan
 from hardpoint_platforms.state_cache import State
 from hardpoint_platforms.strict.static.attention import with_layer
 from hardpoint_platforms.strict.static.plan import StaticPlan
@@ -77,14 +77,7 @@ def build_ssm_scan(instance: OpInstance) -> Kernel:
         xs, bs, cs = (
             plan.to_rows(part) for part in (x, b.repeat_interleave(repeat, 1), c.repeat_interleave(repeat, 1))
         )
-        carried, outs = place.read(state, plan).unflatten(-1, sizes), []
-        blocks = (part.split(BLOCK, dim=1) for part in (xs, steps, bs, cs))
-        for x_block, step_block, b_block, c_block in zip(*blocks, strict=True):
-            y, carried = ssd_block(x_block, step_block, b_block, c_block, named["a"], carried)
-            outs.append(y)
-        y = torch.cat(outs, dim=1)
-        if "d" in named:
-            y = y + xs.to(torch.float32) * named["d"][:, None]
+        y, carried = scan((xs, steps, bs, cs), place.read(state, plan).unflatten(-1, sizes), named)
         return plan.to_tokens(y.to(x.dtype)), place.written(state, plan, carried.flatten(-2))
 
     return ssm_scan
@@ -111,12 +104,8 @@ def build_gated_delta(instance: OpInstance) -> Kernel:
         plan: StaticPlan,
     ) -> tuple[torch.Tensor, State]:
         wide = (v.to(torch.float32), prepared(q) * attrs["scale"], prepared(k), decay.float(), beta.float())
-        carried, outs = place.read(state, plan).unflatten(-1, sizes), []
-        blocks = (plan.to_rows(part).split(BLOCK, dim=1) for part in wide)
-        for v_block, q_block, k_block, decay_block, beta_block in zip(*blocks, strict=True):
-            out, carried = delta_block(v_block, q_block, k_block, decay_block, beta_block, carried)
-            outs.append(out)
-        out = plan.to_tokens(torch.cat(outs, dim=1))
+        rows, carried = delta(tuple(map(plan.to_rows, wide)), place.read(state, plan).unflatten(-1, sizes))
+        out = plan.to_tokens(rows)
         return out.to(v.dtype), place.written(state, plan, carried.flatten(-2))
 
     return gated_delta

@@ -66,7 +66,7 @@ struct Kind {
   int low, high;
   int32_t scales;
   enum { kNone, kOwn, kZero } offsets;  // kZero: -8 * scale
-  bool codebook;
+  int codebook;  // its largest entry, 0: none
 };
 
 struct Weight {
@@ -98,7 +98,7 @@ struct Weight {
     const int64_t supers = kind.super_group ? (groups + kind.super_group - 1) / kind.super_group : 0;
     stored.assign((std::size_t)(rows * (kind.packing == 2 ? (columns + 1) / 2 : columns)), 0);
     if (kind.codebook)
-      for (int k = 0; k < 256; k++) codebook.push_back((float)(random.below(255) - 127));
+      for (int k = 0; k < 256; k++) codebook.push_back((float)(random.below(2 * kind.codebook + 1) - kind.codebook));
     scales.dtype = mins.dtype = kind.scales;
     super_scales.dtype = super_mins.dtype = HP_F16;
     for (int64_t r = 0; r < rows; r++) {

@@ -53,7 +53,7 @@ bool allocate(hp_weight &weight) {
 }
 
 void name_layout(hp_weight &weight) {
-  static const char *const names[] = {"u4", "table4", "i6", "i8", "f32", "f16", "bf16"};
+  static const char *const names[] = {"u4", "table4", "table4", "u5", "u6", "bytes6", "i8", "f32", "f16", "bf16"};
   const char *codes = names[static_cast<int>(weight.codes)];
   if (is_float(weight.codes)) {
     std::snprintf(weight.layout, sizeof weight.layout, "%s x16", codes);

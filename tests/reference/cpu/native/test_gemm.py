@@ -43,6 +43,7 @@ OTHERS = (
     QuantScheme("int4 by 128", Packing.UINT4, 4, 128, offset=True),
     QuantScheme("int8 by 32, offsets", Packing.INT8, 8, 32, offset=True),
     QuantScheme("int5 by 16, two levels, offsets", Packing.INT8, 5, 16, super_group=2, offset=True),
+    QuantScheme("int5 by 32", Packing.INT8, 5, 32),
     QuantScheme("int8 by row", Packing.INT8, 8, 1 << 20),
     QuantScheme("int8 codebook", Packing.INT8, 8, 32, codebook=True),
     QuantScheme("int4 by 48", Packing.UINT4, 4, 48),
@@ -160,7 +161,7 @@ def test_every_scheme_at_odd_numbers_of_rows(name: str, variant: Stage) -> None:
         weight = make(scheme, rows, columns)
         fast, exact = Packed(variant, weight), Packed(variant, weight, exact=True)
         integer = scheme.group != 48
-        assert fast.layout.startswith(("u4", "table4", "i6", "i8")) == integer
+        assert fast.layout.startswith(("u4", "table4", "u5", "u6", "i8")) == integer
         assert exact.layout == "f32 x16"
         for batch in (1, 6, 30):
             x = normal(batch, columns, batch)
@@ -234,8 +235,10 @@ def test_bias_and_residual(name: str, variant: Stage) -> None:
 
 def families() -> dict[str, Weight]:
     """A weight of every inner loop."""
-    names = ("q8_0", "q4_0", "q4_1", "q4_k", "q6_k", "nf4", "int4 by 16", "int8 by 32, offsets", "int8 by row")
+    names = ["q8_0", "q4_0", "q4_1", "q4_k", "q6_k", "nf4", "int4 by 16", "int8 by 32, offsets", "int8 by row"]
+    names += ["int5 by 32", "int5 by 16, two levels, offsets"]
     made: dict[str, Weight] = {name: make(BY_NAME[name], 53, 512) for name in names}
+    made["small codebook"] = replace(make(BY_NAME["nf4"], 53, 512), codebook=torch.linspace(-32, 32, 16).round())
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         made[str(dtype)] = Source(8).matrix(53, 512, dtype)
     return made
@@ -281,7 +284,7 @@ def test_what_is_no_number_stays_in_its_row(name: str, variant: Stage) -> None:
 
 def test_weights_take_the_memory_of_their_file(stages: Callable[[int], Stage]) -> None:
     """Bits per weight, at most, of 1,024 x 1,024."""
-    limits = {"Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 6.5, "Q5_1": 7.0, "Q8_0": 8.5, "Q4_K": 4.63, "Q5_K": 6.63}
+    limits = {"Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 5.5, "Q5_1": 6.0, "Q8_0": 8.5, "Q4_K": 4.63, "Q5_K": 5.63}
     limits |= {"Q6_K": 6.57, "Q2_K": 5.13, "Q3_K": 4.6, "IQ4_NL": 4.5, "IQ4_XS": 4.32, "MXFP4": 4.5, "TQ2_0": 4.07}
     kinds = {kind.name: kind for kind in QUANTIZED}
     for name, limit in limits.items():
@@ -302,15 +305,8 @@ def test_a_codebook_of_fractions_is_rounded_to_one_part_in_254(variant: Stage) -
 def test_what_cannot_be_read_is_refused(stages: Callable[[int], Stage]) -> None:
     stage = stages(2)
     good, kept = matrix_of(make(SCHEMES["q4_k"], 16, 256))
-    wrong = {
-        "rows": 0,
-        "columns": -3,
-        "values": None,
-        "scales": None,
-        "packing": 5,
-        "super_group": 0,
-        "scales_dtype": 9,
-    }
+    wrong: dict[str, int | None] = {"rows": 0, "columns": -3, "values": None, "scales": None, "packing": 5}
+    wrong |= {"super_group": 0, "scales_dtype": 9}
     for name, value in wrong.items():
         matrix = type(good).from_buffer_copy(good)
         setattr(matrix, name, value)
@@ -371,6 +367,8 @@ class Experts:
         ("q8_0", False, False),
         ("nf4", True, True),
         ("int4 by 16", True, False),
+        ("int5 by 32", True, False),
+        ("q6_k", True, True),
         ("plain", True, True),
     ],
 )

@@ -3,7 +3,8 @@
 // Integer weights meet activations as int8, quantized once per call with one scale per 16 columns (with one per 32, as the
 // codes of Q8_0 have, the divergence from float32 is half as large again: docs/experiments.md). Rows are packed in tiles of
 // kTile (the last one narrower): codes [tile][block][row of tile][32]; scales [tile][block][which][row of tile], where
-// `which` is the scales of both halves, then scale * sum of codes (of the block; of each half where the weight has `halves`).
+// `which` is the scales of both halves, then scale * sum of codes (of the block; of each half where the weight has `halves`),
+// then, for weights stored less a base, the int32 that the integer sums of each half start from.
 // Float weights meet the rows as they are.
 //
 // A row's result does not depend on its tile: integer sums are exact, and floats add block by block in order.
@@ -33,8 +34,10 @@ struct Result {
 
 // Sizes of a packed row.
 static inline int64_t row_codes(const hp_weight &w) { return is_float(w.codes) ? 0 : w.units * kBlock; }
-constexpr int64_t scales_per_block(bool halves) { return halves ? 4 : 3; }
-static inline int64_t row_scales(const hp_weight &w) { return is_float(w.codes) ? 0 : w.units * scales_per_block(w.halves); }
+constexpr int64_t scales_per_block(bool halves, bool based) { return (halves ? 4 : 3) + (based ? 2 : 0); }
+static inline int64_t row_scales(const hp_weight &w) {
+  return is_float(w.codes) ? 0 : w.units * scales_per_block(w.halves, is_based(w.codes));
+}
 
 // Quantize row `row` of `count` into its place; `factor` multiplies it first.
 void quantize_row(const hp_weight &w, const float *x, float factor, int64_t row, int64_t count, int8_t *codes, float *scales);

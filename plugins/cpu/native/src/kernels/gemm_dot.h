@@ -3,10 +3,12 @@
 //   Slice    64 codes of a panel: byte row * 4 + column
 //   Signed   a slice made ready to be multiplied as signed numbers
 //   Quad     4 activations, for every row
-//   Small    sums of a block for unsigned codes below 16: |sum| <= 32 * 15 * 127
-//   Wide     sums of a block for signed codes
+//   Small    sums of 4 slices for unsigned codes below 16, or below 65 that stand for codes up to 32 in size
+//   Wide     sums of 4 slices for signed codes
 //
-// All sums are exact, so that how they are grouped changes nothing.
+// All sums are exact, so that how they are grouped changes nothing. Codes stored less a base start their sums with base * sum
+// of the activations. Where sums are 16-bit they wrap around on the way and still end right: a lane adds up 8 products, and
+// 8 * 32 * 127 fits 16 bits, as do the two products, 2 * 64 * 127, that an instruction adds up with saturation.
 #pragma once
 
 #if defined(__SSE2__)
@@ -46,14 +48,18 @@ static inline Slice high_nibbles(Slice s) { return {_mm512_and_si512(_mm512_srli
 static inline Slice look_up(Slice s, const int8_t *table) {
   return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), s.v)};
 }
-// nibbles | two bits of `high` from bit 2 * at, less 32
+// nibbles | bit `at` of `high`
+static inline Slice join5(Slice nibbles, Slice high, int at) {
+  const __m512i moved = at < 4 ? _mm512_slli_epi16(high.v, (unsigned)(4 - at)) : _mm512_srli_epi16(high.v, (unsigned)(at - 4));
+  return {_mm512_or_si512(nibbles.v, _mm512_and_si512(moved, _mm512_set1_epi8(0x10)))};
+}
+// nibbles | two bits of `high` from bit 2 * at
 static inline Slice join6(Slice nibbles, Slice high, int at) {
   const __m512i moved = at == 0   ? _mm512_slli_epi16(high.v, 4)
                         : at == 1 ? _mm512_slli_epi16(high.v, 2)
                         : at == 2 ? high.v
                                   : _mm512_srli_epi16(high.v, 2);
-  const __m512i code = _mm512_or_si512(nibbles.v, _mm512_and_si512(moved, _mm512_set1_epi8(0x30)));
-  return {_mm512_sub_epi8(code, _mm512_set1_epi8(32))};
+  return {_mm512_or_si512(nibbles.v, _mm512_and_si512(moved, _mm512_set1_epi8(0x30)))};
 }
 static inline void store_slice(uint8_t *p, Slice s) { _mm512_storeu_si512(p, s.v); }
 static inline Signed as_signed(Slice s) { return {_mm512_abs_epi8(s.v), s.v, _mm512_movepi8_mask(s.v)}; }
@@ -63,6 +69,7 @@ static inline Quad load_quad(const int8_t *x) {
   return {_mm512_set1_epi32(four)};
 }
 static inline void clear(Small &a) { a.v = _mm512_setzero_si512(); }
+static inline void start(Small &a, const float *from) { a.v = load_quad((const int8_t *)from).v; }
 static inline void clear(Wide &a) { a.v = _mm512_setzero_si512(); }
 static inline __m512i signed_quad(Signed s, Quad x) {
   return _mm512_mask_sub_epi8(x.v, s.negative, _mm512_setzero_si512(), x.v);
@@ -93,7 +100,7 @@ constexpr int kTile = 4;
 struct Slice { __m256i v[2]; };
 struct Signed { __m256i size[2], v[2]; };
 struct Quad { __m256i v; };
-struct Small { __m256i v[2]; };  // 16-bit sums, two per row: 8 slices reach 8 * 2 * 15 * 127 = 30480
+struct Small { __m256i v[2]; };  // 16-bit sums, two per row
 struct Wide { __m256i v[2]; };   // 32-bit sums
 
 static inline Slice load_slice(const uint8_t *p) {
@@ -111,13 +118,19 @@ static inline Slice look_up(Slice s, const int8_t *table) {
   const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
   return {{_mm256_shuffle_epi8(t, s.v[0]), _mm256_shuffle_epi8(t, s.v[1])}};
 }
+static inline __m256i join5_part(__m256i nibbles, __m256i high, int at) {
+  const __m256i moved = at < 4 ? _mm256_slli_epi16(high, 4 - at) : _mm256_srli_epi16(high, at - 4);
+  return _mm256_or_si256(nibbles, _mm256_and_si256(moved, _mm256_set1_epi8(0x10)));
+}
+static inline Slice join5(Slice nibbles, Slice high, int at) {
+  return {{join5_part(nibbles.v[0], high.v[0], at), join5_part(nibbles.v[1], high.v[1], at)}};
+}
 static inline __m256i join6_part(__m256i nibbles, __m256i high, int at) {
   const __m256i moved = at == 0   ? _mm256_slli_epi16(high, 4)
                         : at == 1 ? _mm256_slli_epi16(high, 2)
                         : at == 2 ? high
                                   : _mm256_srli_epi16(high, 2);
-  const __m256i code = _mm256_or_si256(nibbles, _mm256_and_si256(moved, _mm256_set1_epi8(0x30)));
-  return _mm256_sub_epi8(code, _mm256_set1_epi8(32));
+  return _mm256_or_si256(nibbles, _mm256_and_si256(moved, _mm256_set1_epi8(0x30)));
 }
 static inline Slice join6(Slice nibbles, Slice high, int at) {
   return {{join6_part(nibbles.v[0], high.v[0], at), join6_part(nibbles.v[1], high.v[1], at)}};
@@ -135,6 +148,7 @@ static inline Quad load_quad(const int8_t *x) {
   return {_mm256_set1_epi32(four)};
 }
 static inline void clear(Small &a) { a.v[0] = a.v[1] = _mm256_setzero_si256(); }
+static inline void start(Small &a, const float *from) { a.v[0] = a.v[1] = load_quad((const int8_t *)from).v; }
 static inline void clear(Wide &a) { a.v[0] = a.v[1] = _mm256_setzero_si256(); }
 static inline void add(Small &a, Slice s, Quad x) {
 #pragma GCC unroll 2
@@ -188,14 +202,17 @@ static inline Slice look_up(Slice s, const int8_t *table) {
   for (int q = 0; q < 4; q++) s.v[q] = vqtbl1q_s8(t, vreinterpretq_u8_s8(s.v[q]));
   return s;
 }
-static inline Slice join6(Slice nibbles, Slice high, int at) {
-  const int8x16_t shift = vdupq_n_s8((int8_t)(4 - 2 * at));
+// nibbles | the bits of `mask` of `high`, moved by `by` first
+static inline Slice join(Slice nibbles, Slice high, int by, int mask) {
+  const int8x16_t shift = vdupq_n_s8((int8_t)by);
   for (int q = 0; q < 4; q++) {
-    const uint8x16_t moved = vandq_u8(vshlq_u8(vreinterpretq_u8_s8(high.v[q]), shift), vdupq_n_u8(0x30));
-    nibbles.v[q] = vsubq_s8(vorrq_s8(nibbles.v[q], vreinterpretq_s8_u8(moved)), vdupq_n_s8(32));
+    const uint8x16_t moved = vandq_u8(vshlq_u8(vreinterpretq_u8_s8(high.v[q]), shift), vdupq_n_u8((uint8_t)mask));
+    nibbles.v[q] = vorrq_s8(nibbles.v[q], vreinterpretq_s8_u8(moved));
   }
   return nibbles;
 }
+static inline Slice join5(Slice nibbles, Slice high, int at) { return join(nibbles, high, 4 - at, 0x10); }
+static inline Slice join6(Slice nibbles, Slice high, int at) { return join(nibbles, high, 4 - 2 * at, 0x30); }
 static inline void store_slice(uint8_t *p, Slice s) {
   for (int q = 0; q < 4; q++) vst1q_s8((int8_t *)p + 16 * q, s.v[q]);
 }
@@ -206,6 +223,10 @@ static inline Quad load_quad(const int8_t *x) {
   return {vreinterpretq_s8_s32(vdupq_n_s32(four))};
 }
 static inline void clear(Small &a) { for (int q = 0; q < 4; q++) a.v[q] = vdupq_n_s32(0); }
+static inline void start(Small &a, const float *from) {
+  const int32x4_t all = vreinterpretq_s32_s8(load_quad((const int8_t *)from).v);
+  for (int q = 0; q < 4; q++) a.v[q] = all;
+}
 static inline void clear(Wide &a) { for (int q = 0; q < 4; q++) a.v[q] = vdupq_n_s32(0); }
 static inline void add(Small &a, Slice s, Quad x) {
   for (int q = 0; q < 4; q++) a.v[q] = vdotq_s32(a.v[q], s.v[q], x.v);
@@ -248,11 +269,14 @@ __attribute__((noinline, unused)) static Slice look_up(Slice s, const int8_t *ta
   std::memcpy(s.v, codes, sizeof codes);
   return s;
 }
-static inline Slice join6(Slice nibbles, Slice high, int at) {
+// nibbles | bits of `high` from bit `from`
+static inline Slice join(Slice nibbles, Slice high, int from, int mask) {
   for (int q = 0; q < kParts4; q++)
-    nibbles.v[q] = (nibbles.v[q] | (Bytes)((((Unsigned)high.v[q] >> (2 * at)) & 3) << 4)) - 32;
+    nibbles.v[q] = nibbles.v[q] | (Bytes)((((Unsigned)high.v[q] >> from) & (uint8_t)mask) << 4);
   return nibbles;
 }
+static inline Slice join5(Slice nibbles, Slice high, int at) { return join(nibbles, high, at, 1); }
+static inline Slice join6(Slice nibbles, Slice high, int at) { return join(nibbles, high, 2 * at, 3); }
 static inline void store_slice(uint8_t *p, Slice s) { std::memcpy(p, s.v, sizeof s.v); }
 static inline Signed as_signed(Slice s) {
   Signed out;
@@ -268,6 +292,11 @@ static inline Quad load_quad(const int8_t *x) {
   return {(Words)even, (Words)odd};
 }
 static inline void clear(Small &a) { for (vi &v : a.v) v = vi{}; }
+static inline void start(Small &a, const float *from) {
+  int32_t sum;
+  std::memcpy(&sum, from, 4);
+  for (vi &v : a.v) v = splat_int(sum);
+}
 static inline void clear(Wide &a) { for (vi &v : a.v) v = vi{}; }
 // Sums of neighbouring products.
 static inline vi pairs(Words a, Words b) {
@@ -287,5 +316,20 @@ static inline void widen(Small a, vf *out) { for (int q = 0; q < kParts4; q++) o
 static inline void widen(Wide a, vf *out) { for (int q = 0; q < kParts4; q++) out[q] = to_float(a.v[q]); }
 
 #endif
+
+// What sums of a half's 16 activations `x` with codes less `base` start from, as `start` reads it.
+static inline int32_t start_of(const int8_t *x, int32_t base) {
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+  // 16-bit: the first two columns of each slice, the last two
+  __m128i sums = _mm_maddubs_epi16(_mm_set1_epi8(1), _mm_loadu_si128((const __m128i *)x));
+  sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0x4e));
+  sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0xb1));
+  return _mm_cvtsi128_si32(_mm_mullo_epi16(sums, _mm_set1_epi16((int16_t)base)));
+#else
+  int32_t sum = 0;
+  for (int k = 0; k < kBlock / 2; k++) sum += x[k];
+  return base * sum;
+#endif
+}
 
 HP_END

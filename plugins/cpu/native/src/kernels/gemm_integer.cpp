@@ -1,4 +1,6 @@
 // Integer weights times int8 activations.
+#include <type_traits>
+
 #include "gemm.h"
 
 HP_BEGIN
@@ -22,23 +24,28 @@ static inline Slice nibbles(const uint8_t *block, int v) {
   return v < 4 ? low_nibbles(both) : high_nibbles(both);
 }
 
+// Slice v of a block as it was stored.
+template <Codes K>
+static inline Slice stored(const uint8_t *block, int v, const int8_t *table) {
+  if constexpr (K == Codes::kU4) return nibbles(block, v);
+  else if constexpr (K == Codes::kU5) return join5(nibbles(block, v), load_slice(block + 4 * kSliceBytes), v);
+  else if constexpr (K == Codes::kU6) return join6(nibbles(block, v), load_slice(block + (4 + v / 4) * kSliceBytes), v & 3);
+  else if constexpr (K == Codes::kI8 || K == Codes::kBytes6) return load_slice(block + v * kSliceBytes);
+  else return look_up(nibbles(block, v), table);
+}
+
 // Slice v of a block, ready to be multiplied.
 template <Codes K>
 static inline auto fetch(const uint8_t *block, int v, const int8_t *table) {
-  if constexpr (K == Codes::kU4) return nibbles(block, v);
-  else if constexpr (K == Codes::kTable4) return as_signed(look_up(nibbles(block, v), table));
-  else if constexpr (K == Codes::kI6) return as_signed(join6(nibbles(block, v), load_slice(block + (4 + v / 4) * kSliceBytes), v & 3));
-  else return as_signed(load_slice(block + v * kSliceBytes));
+  if constexpr (K == Codes::kU4 || is_based(K)) return stored<K>(block, v, table);
+  else return as_signed(stored<K>(block, v, table));
 }
-
-template <Codes K> struct SumOf { using Type = Wide; };
-template <> struct SumOf<Codes::kU4> { using Type = Small; };
 
 // acc[c][row] of C columns of activations: x [block][C][32], s [block][which][C].
 template <Codes K, bool Halves, bool Offset, int C>
 void tile(const Panel &p, const int8_t *x, const float *s, float *out) {
-  constexpr int64_t which = scales_per_block(Halves);
-  constexpr int64_t block_bytes = K == Codes::kI8 ? 512 : K == Codes::kI6 ? 384 : 256;
+  constexpr int64_t which = scales_per_block(Halves, is_based(K));
+  using Sum = std::conditional_t<K == Codes::kU4 || is_based(K), Small, Wide>;
   alignas(64) float acc[C][kRows] = {};
   const uint8_t *w = p.codes;
   const uint8_t *ahead = p.ahead;
@@ -54,9 +61,12 @@ void tile(const Panel &p, const int8_t *x, const float *s, float *out) {
     }
 #pragma GCC unroll kUnroll
     for (int part = 0; part < 2; part++) {
-      typename SumOf<K>::Type sum[C];
+      Sum sum[C];
 #pragma GCC unroll kUnroll
-      for (int c = 0; c < C; c++) clear(sum[c]);
+      for (int c = 0; c < C; c++) {
+        if constexpr (is_based(K)) start(sum[c], s + ((Halves ? 4 : 3) + part) * C + c);
+        else clear(sum[c]);
+      }
 #pragma GCC unroll kUnroll
       for (int v = part * 4; v < part * 4 + 4; v++) {
         const auto q = fetch<K>(w, v, p.table);
@@ -80,7 +90,7 @@ void tile(const Panel &p, const int8_t *x, const float *s, float *out) {
         m += kRows;
       }
     }
-    w += block_bytes;
+    w += unit_bytes(K);
     x += C * kBlock;
     s += C * which;
 #if defined(__x86_64__)
@@ -118,7 +128,10 @@ Tile tile_of(Codes codes, bool halves, bool offset, int64_t width) {
   switch (codes) {
     case Codes::kU4: return tile_of<Codes::kU4>(halves, offset, width);
     case Codes::kTable4: return tile_of<Codes::kTable4>(halves, offset, width);
-    case Codes::kI6: return tile_of<Codes::kI6>(halves, offset, width);
+    case Codes::kTable6: return tile_of<Codes::kTable6>(halves, offset, width);
+    case Codes::kU5: return tile_of<Codes::kU5>(halves, offset, width);
+    case Codes::kU6: return tile_of<Codes::kU6>(halves, offset, width);
+    case Codes::kBytes6: return tile_of<Codes::kBytes6>(halves, offset, width);
     default: return tile_of<Codes::kI8>(halves, offset, width);
   }
 }
@@ -166,15 +179,21 @@ void widen_scales(const hp_weight &w, int64_t panel, float *scales, float *offse
   for (int64_t k = 0; k < numbers; k += W) store(offsets + k, load(scales + k) * splat(-w.zero));
 }
 
-// 6-bit or table codes of a panel as int8 ones.
+// Codes of a panel as bytes.
 template <Codes K>
 void unpack(const hp_weight &w, const uint8_t *codes, uint8_t *out) {
-  for (int64_t b = 0; b < w.units; b++, codes += unit_bytes(K))
-    for (int v = 0; v < 8; v++, out += kSliceBytes) {
-      const Slice half = nibbles(codes, v);
-      store_slice(out, K == Codes::kI6 ? join6(half, load_slice(codes + (4 + v / 4) * kSliceBytes), v & 3)
-                                       : look_up(half, w.table));
-    }
+  for (int64_t b = 0; b < w.units; b++, codes += unit_bytes(K)) {
+#pragma GCC unroll kUnroll
+    for (int v = 0; v < 8; v++, out += kSliceBytes) store_slice(out, stored<K>(codes, v, w.table));
+  }
+}
+
+void unpack(const hp_weight &w, const uint8_t *codes, uint8_t *out) {
+  switch (w.codes) {
+    case Codes::kU5: return unpack<Codes::kU5>(w, codes, out);
+    case Codes::kU6: return unpack<Codes::kU6>(w, codes, out);
+    default: return unpack<Codes::kTable4>(w, codes, out);
+  }
 }
 
 // From this many rows on, codes that are not multiplied as they lie are unpacked once per panel.
@@ -191,7 +210,7 @@ void look_ahead(Panel &view, const uint8_t *packed, int64_t panel_bytes, int64_t
 }
 
 bool unpacks(const hp_weight &w) {
-  return (w.codes == Codes::kI6 || w.codes == Codes::kTable4) && w.units * 8 * kSliceBytes <= kUnpackMost;
+  return (w.codes == Codes::kTable4 || is_based(w.codes)) && w.units * 8 * kSliceBytes <= kUnpackMost;
 }
 
 // Rows per pass over the panels, so that their codes stay in the second-level cache.
@@ -214,13 +233,13 @@ void multiply_integer(const hp_weight &w, int64_t begin, int64_t end, const Rows
   for (int64_t from = 0; from < rows.count; from += pass) {
     const int64_t to = from + pass < rows.count ? from + pass : rows.count;
     const bool by_bytes = to - from >= kUnpackRows && unpacks(w);
-    const Codes codes = by_bytes ? Codes::kI8 : w.codes;
+    const Codes codes = !by_bytes ? w.codes : is_based(w.codes) ? Codes::kBytes6 : Codes::kI8;
     for (int64_t panel = begin; panel < end; panel++) {
       widen_scales(w, panel, scales, offsets);
       const uint8_t *packed = (const uint8_t *)w.code_data + panel * panel_bytes;
       Panel view{packed, scales, offsets, w.units, w.blocks_per_scale, w.table, nullptr, 0};
       if (by_bytes) {
-        w.codes == Codes::kI6 ? unpack<Codes::kI6>(w, view.codes, unpacked) : unpack<Codes::kTable4>(w, view.codes, unpacked);
+        unpack(w, view.codes, unpacked);
         view.codes = unpacked;
       }
       for (int64_t row = from; row < to; row += kTile) {

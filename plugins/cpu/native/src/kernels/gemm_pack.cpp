@@ -10,7 +10,7 @@ namespace {
 
 // What all threads find out together before anything is packed.
 struct Shared {
-  std::atomic<int> wide_codes;   // an int8 code outside [-32, 31]
+  std::atomic<int> outside;      // int8 codes lie outside ranges: bits of `Range`
   std::atomic<int> own_offsets;  // an offset that is not -zero * scale
   hp_weight *weight;
 };
@@ -18,14 +18,22 @@ struct Shared {
 // Codes of an int8 matrix through its codebook, if it has one.
 static inline int8_t mapped(const int8_t *map, int8_t stored) { return map ? map[stored + 128] : stored; }
 
-void find_wide_codes(const hp_matrix &m, const int8_t *map, const Worker &worker, Shared &shared) {
+// Ranges that int8 codes may all lie in, the best first.
+enum Range : int { kAround0 = 1, kAbove0 = 2, kSixBits = 4 };  // [-16, 15], [0, 31], [-32, 31]
+
+void find_ranges(const hp_matrix &m, const int8_t *map, const Worker &worker, Shared &shared) {
   int64_t begin, end;
   share(m.rows, 1, worker, begin, end);
-  for (int64_t row = begin; row < end && !shared.wide_codes.load(std::memory_order_relaxed); row++) {
+  for (int64_t row = begin; row < end && !(shared.outside.load(std::memory_order_relaxed) & kSixBits); row++) {
     const int8_t *codes = (const int8_t *)m.values + row * m.columns;
-    int wide = 0;
-    for (int64_t k = 0; k < m.columns; k++) wide |= (uint8_t)(mapped(map, codes[k]) + 32) > 63;
-    if (wide) shared.wide_codes.store(1);
+    uint8_t around = 0, above = 0, six = 0;  // a bit above the range's
+    for (int64_t k = 0; k < m.columns; k++) {
+      const int8_t code = mapped(map, codes[k]);
+      around |= (uint8_t)(code + 16);
+      above |= (uint8_t)code;
+      six |= (uint8_t)(code + 32);
+    }
+    shared.outside.fetch_or((around > 31 ? kAround0 : 0) | (above > 31 ? kAbove0 : 0) | (six > 63 ? kSixBits : 0));
   }
 }
 
@@ -89,6 +97,16 @@ void pack8(const int8_t *codes, char *out) {
   for (int v = 0; v < 8; v++) put(out + v * kSliceBytes, four(codes + 4 * v));
 }
 
+void pack5(const int8_t *codes, int32_t base, char *out) {
+  uint32_t code[8], high = 0;
+  for (int v = 0; v < 8; v++) {
+    code[v] = (four(codes + 4 * v) & 0x1f1f1f1fU) ^ (base ? 0x10101010U : 0);  // + 16
+    high |= (code[v] >> 4 & 0x01010101U) << v;
+  }
+  for (int v = 0; v < 4; v++) put(out + v * kSliceBytes, (code[v] & 0x0f0f0f0fU) | (code[v + 4] & 0x0f0f0f0fU) << 4);
+  put(out + 4 * kSliceBytes, high);
+}
+
 void pack6(const int8_t *codes, char *out) {
   uint32_t code[8], high[2] = {0, 0};
   for (int v = 0; v < 8; v++) {
@@ -116,7 +134,9 @@ void pack_block(const hp_weight &w, const hp_matrix &m, const int8_t *map, int64
     for (int64_t k = 0; k < width; k++) copy[k] = mapped(map, codes[k]);
     codes = copy;
   }
-  w.codes == Codes::kI6 ? pack6(codes, out) : pack8(codes, out);
+  if (w.codes == Codes::kU5) pack5(codes, w.base, out);
+  else if (w.codes == Codes::kU6) pack6(codes, out);
+  else pack8(codes, out);
 }
 
 template <class Number>
@@ -170,11 +190,31 @@ void pack_floats(const hp_weight &w, const Source &source, int64_t panel, float 
   }
 }
 
+// The narrowest codes for a matrix; `table` is its codebook of 16, or NULL.
+void choose_codes(const hp_matrix &m, const Shared &shared, const int8_t *table, hp_weight &w) {
+  const int outside = shared.outside;
+  if (table) {
+    bool small = true;
+    for (int k = 0; k < 16; k++) small = small && table[k] >= -32 && table[k] <= 32;
+    w.codes = small ? Codes::kTable6 : Codes::kTable4;
+    w.base = small ? -32 : 0;
+    for (int k = 0; k < 16; k++) w.table[k] = (int8_t)(table[k] - w.base);
+  } else if (m.packing == 2) {
+    w.codes = Codes::kU4;
+  } else if ((outside & (kAround0 | kAbove0)) != (kAround0 | kAbove0)) {
+    w.codes = Codes::kU5;
+    w.base = outside & kAbove0 ? -16 : 0;
+  } else {
+    w.codes = outside & kSixBits ? Codes::kI8 : Codes::kU6;
+    w.base = outside & kSixBits ? 0 : -32;
+  }
+}
+
 // Sizes and kinds of the integer layout; allocation and packing follow.
-void describe_integers(const Source &source, const Shared &shared, float zero, hp_weight &w) {
+void describe_integers(const Source &source, const Shared &shared, const int8_t *table, float zero, hp_weight &w) {
   const hp_matrix &m = source.m;
   w.units = (m.columns + kBlock - 1) / kBlock;
-  w.codes = m.packing == 2 ? (m.codebook ? Codes::kTable4 : Codes::kU4) : shared.wide_codes ? Codes::kI8 : Codes::kI6;
+  choose_codes(m, shared, table, w);
   w.halves = source.groups > 1 && m.group == kBlock / 2;
   w.blocks_per_scale = source.groups == 1 ? w.units : m.group / kBlock;
   if (w.halves) w.blocks_per_scale = 1;
@@ -192,7 +232,7 @@ void describe_integers(const Source &source, const Shared &shared, float zero, h
   }
 }
 
-hp_weight *describe(const Source &source, bool integers, const Shared &shared, float zero) {
+hp_weight *describe(const Source &source, bool integers, const Shared &shared, const int8_t *table, float zero) {
   hp_weight *w = new (std::nothrow) hp_weight;
   if (!w) return nullptr;
   const hp_matrix &m = source.m;
@@ -200,7 +240,7 @@ hp_weight *describe(const Source &source, bool integers, const Shared &shared, f
   w->columns = m.columns;
   w->panels = (m.rows + kRows - 1) / kRows;
   if (integers) {
-    describe_integers(source, shared, zero, *w);
+    describe_integers(source, shared, table, zero, *w);
   } else {
     w->units = m.columns;
     w->codes = m.packing || m.values_dtype == HP_F32 ? Codes::kF32 : m.values_dtype == HP_F16 ? Codes::kF16 : Codes::kBF16;
@@ -219,19 +259,19 @@ hp_weight *weight_new(const Worker *worker, const hp_matrix &matrix, bool exact)
   const int64_t entries = matrix.packing == 2 ? 16 : 256;
   const float unit = integers && matrix.codebook ? round_codebook(matrix.codebook, entries, codes_of) : 1.f;
   const int8_t *map = integers && matrix.codebook && matrix.packing == 1 ? codes_of : nullptr;
+  const int8_t *table = integers && matrix.codebook && matrix.packing == 2 ? codes_of : nullptr;
   const float zero = integers && matrix.offsets ? candidate_zero(source) : 0.f;
 
   Shared &shared = *(Shared *)worker->shared_scratch(sizeof(Shared));
   if (worker->thread == 0) new (&shared) Shared{{0}, {0}, nullptr};
   worker->barrier();
-  if (integers && matrix.packing == 1) find_wide_codes(matrix, map, *worker, shared);
+  if (integers && matrix.packing == 1) find_ranges(matrix, map, *worker, shared);
   if (integers && matrix.offsets) find_own_offsets(source, zero, *worker, shared);
   worker->barrier();
   if (worker->thread == 0) {
-    hp_weight *w = describe(source, integers, shared, zero);
+    hp_weight *w = describe(source, integers, shared, table, zero);
     if (w) {
       w->unit = unit;
-      if (w->codes == Codes::kTable4) std::memcpy(w->table, codes_of, sizeof w->table);
       if (!allocate(*w)) {
         delete w;
         w = nullptr;

@@ -74,9 +74,10 @@ static inline float quantize_half(const float *x, vi *codes, float &scale) {
   return (float)add_lanes(sum);
 }
 
-// One block: codes to `out`; both scales, then scale * sum of both halves (added up unless `Halves`) to s[0], s[width] ...
-template <bool Halves>
-static inline void quantize_block(const float *x, int8_t *out, float *s, int64_t width) {
+// One block: codes to `out`; both scales, then scale * sum of both halves (added up unless `Halves`), then (`Based`) where
+// sums start, to s[0], s[width] ...
+template <bool Halves, bool Based>
+static inline void quantize_block(const float *x, int32_t base, int8_t *out, float *s, int64_t width) {
   vi codes[2 * kParts];
   float low, high;
   const float low_sum = quantize_half(x, codes, low), high_sum = quantize_half(x + kBlock / 2, codes + kParts, high);
@@ -89,19 +90,24 @@ static inline void quantize_block(const float *x, int8_t *out, float *s, int64_t
   } else {
     s[2 * width] = low * low_sum + high * high_sum;
   }
+  if (Based)
+    for (int half = 0; half < 2; half++) {
+      const int32_t from = start_of(out + half * kBlock / 2, base);
+      std::memcpy(s + ((Halves ? 4 : 3) + half) * width, &from, sizeof from);
+    }
 }
 
-template <bool Halves>
+template <bool Halves, bool Based>
 void quantize(const hp_weight &w, const float *x, float factor, int64_t width, int8_t *q, float *s) {
-  const int64_t code_step = width * kBlock, scale_step = width * scales_per_block(Halves);
+  const int64_t code_step = width * kBlock, scale_step = width * scales_per_block(Halves, Based);
   int64_t b = 0;
   if (factor == 1.f)
     for (const int64_t whole = w.columns / kBlock; b < whole; b++, q += code_step, s += scale_step)
-      quantize_block<Halves>(x + b * kBlock, q, s, width);
+      quantize_block<Halves, Based>(x + b * kBlock, w.base, q, s, width);
   for (; b < w.units; b++, q += code_step, s += scale_step) {
     float copy[kBlock];
     for (int64_t k = 0; k < kBlock; k++) copy[k] = b * kBlock + k < w.columns ? x[b * kBlock + k] * factor : 0.f;
-    quantize_block<Halves>(copy, q, s, width);
+    quantize_block<Halves, Based>(copy, w.base, q, s, width);
   }
 }
 
@@ -112,7 +118,9 @@ void quantize_row(const hp_weight &w, const float *x, float factor, int64_t row,
   const int64_t width = count - first < kTile ? count - first : kTile;
   int8_t *q = codes + first * row_codes(w) + column * kBlock;
   float *s = scales + first * row_scales(w) + column;
-  w.halves ? quantize<true>(w, x, factor, width, q, s) : quantize<false>(w, x, factor, width, q, s);
+  const auto put = is_based(w.codes) ? (w.halves ? quantize<true, true> : quantize<false, true>)
+                                     : (w.halves ? quantize<true, false> : quantize<false, false>);
+  put(w, x, factor, width, q, s);
 }
 
 HP_END

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from hardpoint.errors import WeightsError
 from hardpoint.models.base import ParameterBook
+from hardpoint.models.pieces import Pieces
 from hardpoint_platforms.binding import BoundOp, OpTable
 from hardpoint_platforms.ops.contract import Kernel, Weight, WeightSpec
-from hardpoint_platforms.quant import QuantTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Part:
     """
 
     spec: WeightSpec
-    load: Callable[[], Weight]
+    load: Callable[[], Weight | Pieces]
 
 
 class LayerBuilder:
@@ -113,29 +112,11 @@ def join_rows(parts: Sequence[Part]) -> Part:
     rows = sum(part.spec.shape[axis] for part in parts)
     shape = (*first.shape[:axis], rows, *first.shape[axis + 1 :])
     spec = WeightSpec(shape, first.dtype, first.scheme if alike(parts) else None)
-    return Part(spec, lambda: _combine(spec, [part.load() for part in parts], torch.cat, axis - len(shape)))
+    return Part(spec, lambda: Pieces(spec, [part.load() for part in parts], torch.cat, axis - len(shape)))
 
 
 def stack(parts: Sequence[Part]) -> Part:
     """One weight with a new first axis: experts that the checkpoint holds one by one."""
     first = parts[0].spec
     spec = WeightSpec((len(parts), *first.shape), first.dtype, first.scheme if alike(parts) else None)
-    return Part(spec, lambda: _combine(spec, [part.load() for part in parts], torch.stack, 0))
-
-
-def _combine(
-    spec: WeightSpec, weights: list[Weight], combine: Callable[[list[torch.Tensor], int], torch.Tensor], axis: int
-) -> Weight:
-    if spec.scheme is None:
-        plain = [w.dequantize(spec.dtype) if isinstance(w, QuantTensor) else w for w in weights]
-        return combine(plain, axis)
-    quantized = [weight for weight in weights if isinstance(weight, QuantTensor)]
-    if len(quantized) < len(weights):
-        raise WeightsError(f"weights announced as {spec.scheme.name} were read as plain ones")
-    first = quantized[0]
-    parts: dict[str, Any] = {}
-    for part in fields(QuantTensor):
-        if part.name in ("scheme", "shape", "codebook") or getattr(first, part.name) is None:
-            continue
-        parts[part.name] = combine([getattr(weight, part.name) for weight in quantized], axis)
-    return QuantTensor(scheme=spec.scheme, shape=spec.shape, codebook=first.codebook, **parts)
+    return Part(spec, lambda: Pieces(spec, [part.load() for part in parts], torch.stack, 0))

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from hardpoint.models.read_ahead import ReadAhead
+from hardpoint.models.pieces import Pieces
+from hardpoint.models.read_ahead import Load, ReadAhead
 from hardpoint.weights.source import WeightSource
 from hardpoint_platforms.binding import BoundOp
 from hardpoint_platforms.device import Device
@@ -77,7 +78,7 @@ class CausalModel(ABC):
 class _LoadTask:
     slot: int
     bound: BoundOp
-    parts: Mapping[str, Callable[[], Weight]]
+    parts: Mapping[str, Load]
 
     @property
     def elements(self) -> int:
@@ -102,7 +103,7 @@ class ParameterBook:
         self._used.add(name)
         return name
 
-    def add(self, bound: BoundOp, parts: Mapping[str, Callable[[], Weight]]) -> int:
+    def add(self, bound: BoundOp, parts: Mapping[str, Load]) -> int:
         """A slot for a bound op. `parts` load its weights, by the contract's argument names, in its order.
 
         The same callable in several slots is one weight (tied embeddings, rope tables).
@@ -119,9 +120,9 @@ class ParameterBook:
         """Read everything. `progress` is called with the share done."""
         packed: list[Packed] = []
         uses = Counter(load for task in self._tasks for load in task.parts.values())
-        shared: dict[Callable[[], Weight], Weight] = {}
+        shared: dict[Load, Weight] = {}
 
-        def fetch(load: Callable[[], Weight]) -> Weight:
+        def fetch(load: Load) -> Weight:
             """Loads that several slots share are read and moved once."""
             uses[load] -= 1
             weight = shared.pop(load) if load in shared else _to_device(device, read(load), shared=uses[load] > 0)
@@ -129,7 +130,8 @@ class ParameterBook:
                 shared[load] = weight
             return weight
 
-        with ReadAhead((load, task.elements) for task in self._tasks for load in task.parts.values()) as read:
+        loads = ((load, task.elements) for task in self._tasks for load in task.parts.values())
+        with ReadAhead(loads, join=_is_host(device)) as read:
             for task in self._tasks:
                 with _host_threads(task.elements):
                     weights = {name: fetch(load) for name, load in task.parts.items()}
@@ -173,7 +175,15 @@ def _host_threads(elements: int) -> Iterator[None]:
 _QUANT_PARTS = ("values", "scales", "offsets", "super_scales", "super_offsets", "codebook")
 
 
-def _to_device(device: Device, weight: Weight, shared: bool) -> Weight:
+def _is_host(device: Device) -> bool:
+    """Whether the device computes on host memory as it lies: what readers join need not be moved."""
+    probe = torch.zeros(1)
+    return device.to_device(probe) is probe
+
+
+def _to_device(device: Device, weight: Weight | Pieces, shared: bool) -> Weight:
+    if isinstance(weight, Pieces):
+        return weight.join(lambda piece: _to_device(device, piece, shared))
     if isinstance(weight, torch.Tensor):
         return device.to_device(weight)
     parts: dict[str, Any] = {name: getattr(weight, name) for name in _QUANT_PARTS}

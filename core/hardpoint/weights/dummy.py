@@ -6,6 +6,7 @@ The shapes come from the model itself: whatever it requires is there.
 from __future__ import annotations
 
 import math
+import threading
 import zlib
 from collections.abc import Iterable
 
@@ -15,7 +16,7 @@ from hardpoint.errors import WeightsError
 from hardpoint.weights.source import WeightSource
 from hardpoint_platforms.ops.contract import Weight, WeightSpec
 
-#: Numbers of the run: a prime, so that no two rows of a matrix are alike.
+#: Numbers of the run.
 _RUN = 4_194_301
 
 
@@ -23,15 +24,16 @@ class DummySource(WeightSource):
     """A checkpoint that is made up while the model asks for it.
 
     Matrices are normal with variance 1 / columns, so that activations neither vanish nor overflow; norm weights are
-    near 1, biases near 0. A weight depends on `seed` and its name alone: it is cut out of one long run of random
-    numbers, since drawing billions of them takes minutes.
+    near 1, biases near 0. A weight depends on `seed` and its name alone: its rows are windows of one long run of random
+    numbers, each a little further on, since drawing billions of them takes minutes.
     """
 
     def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         self._seed = seed
         self._dtype = dtype
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._numbers: torch.Tensor | None = None
+        self._runs: dict[tuple[float, float], torch.Tensor] = {}
+        self._lock = threading.Lock()  # weights are read on several threads
 
     def names(self) -> Iterable[str]:
         return self._shapes.keys()
@@ -51,20 +53,25 @@ class DummySource(WeightSource):
         return WeightSpec(self._shapes[name], self._dtype)
 
     def load(self, name: str) -> Weight:
+        """A view into the run wherever it suffices: nothing is copied until somebody wants it laid out."""
         shape = self.spec(name).shape
-        scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.02
-        shift = 1.0 if len(shape) == 1 and "norm" in name else 0.0
-        count, first = math.prod(shape), zlib.crc32(name.encode()) % _RUN
-        run = self._run()
-        run = run[first : first + count] if first + count <= _RUN else run.roll(-first)[:count]
-        run = (run * scale + shift).to(self._dtype)
-        return run.repeat(-(-count // _RUN))[:count].view(shape)
+        columns, rows = shape[-1], math.prod(shape[:-1])
+        run = self._run(columns**-0.5 if len(shape) > 1 else 0.02, 1.0 if len(shape) == 1 and "norm" in name else 0.0)
+        step = min(columns, (_RUN - columns) // max(rows - 1, 1))
+        if step < 1:
+            return run.repeat(-(-rows * columns // _RUN))[: rows * columns].view(shape)
+        first = zlib.crc32(name.encode()) % (_RUN - (rows - 1) * step - columns + 1)
+        strides = [step * math.prod(shape[axis + 1 : -1]) for axis in range(len(shape) - 1)]
+        return run.as_strided(shape, (*strides, 1), first)
 
-    def _run(self) -> torch.Tensor:
-        if self._numbers is None:
-            generator = torch.Generator().manual_seed(self._seed & 0xFFFF_FFFF)
-            self._numbers = torch.randn(_RUN, generator=generator, dtype=torch.float32)
-        return self._numbers
+    def _run(self, scale: float, shift: float) -> torch.Tensor:
+        """The run with a scale and a shift; there are few of these."""
+        with self._lock:
+            if (scale, shift) not in self._runs:
+                generator = torch.Generator().manual_seed(self._seed & 0xFFFF_FFFF)
+                numbers = torch.randn(_RUN, generator=generator, dtype=torch.float32)
+                self._runs[scale, shift] = (numbers * scale + shift).to(self._dtype)
+            return self._runs[scale, shift]
 
     def describe(self, name: str) -> str:
         return f"dummy weights (seed {self._seed}), tensor {name!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hardpoint.layers.op import Part, join_rows, stack
+from hardpoint.models.pieces import Pieces
 from hardpoint.weights.dummy import DummySource
 from hardpoint.weights.safetensors import SafetensorsSource
 from hardpoint.weights.source import WeightSource
 from hardpoint_platforms.ops.catalogue import CONTRACTS
-from hardpoint_platforms.ops.contract import WeightSpec
+from hardpoint_platforms.ops.contract import Weight, WeightSpec
 from hardpoint_platforms.quant import Packing, QuantScheme, QuantTensor, pack_uint4
 from hardpoint_platforms.reference.providers import ReferenceProvider
 
@@ -144,6 +146,11 @@ def test_each_distinct_rope_is_bound_once_and_its_table_is_float32(serve: Any) -
     assert len(tables) == 2
 
 
+def _noted(moved: Counter[tuple[int, ...]], piece: Weight) -> Weight:
+    moved[tuple(piece.shape)] += 1
+    return piece
+
+
 def test_rows_join_and_experts_stack_like_plain_tensors() -> None:
     generator = torch.Generator().manual_seed(5)
     weights = [torch.randn(rows, 16, generator=generator) for rows in (4, 6)]
@@ -152,7 +159,11 @@ def test_rows_join_and_experts_stack_like_plain_tensors() -> None:
         joined = join_rows(parts)
         assert joined.spec == WeightSpec((10, 16), torch.float32, scheme)
         pair = stack([joined, joined])
-        loaded = pair.load()
+        read = pair.load()
+        assert isinstance(read, Pieces)
+        moved = Counter[tuple[int, ...]]()
+        loaded = read.join(partial(_noted, moved))
+        assert moved == {(4, 16): 2, (6, 16): 2}  # each of the checkpoint's own, before any are joined
         assert isinstance(loaded, QuantTensor)
         assert loaded.shape == pair.spec.shape == (2, 10, 16)
         wanted = torch.cat([quantize(w, scheme).dequantize() for w in weights])
@@ -166,6 +177,8 @@ def test_unlike_schemes_become_plain_where_they_must_lie_together() -> None:
     ]
     joined = join_rows(parts)
     assert joined.spec.scheme is None
-    loaded = joined.load()
+    read = joined.load()
+    assert isinstance(read, Pieces)
+    loaded = read.join()
     assert isinstance(loaded, torch.Tensor)
     assert torch.equal(loaded[:4], quantize(weight, INT8).dequantize())

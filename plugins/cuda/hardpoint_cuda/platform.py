@@ -45,7 +45,7 @@ class CudaPlatform(Platform):
         return ProbeResult(tuple(devices), tuple(reasons))
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
-        from hardpoint_torch_gpu.device import TorchGpuDevice
+        from hardpoint_cuda.device import CudaDevice
 
         found = self.probe()
         info = next((device for device in found.devices if device.index == index), None)
@@ -60,12 +60,7 @@ class CudaPlatform(Platform):
                 f"cuda:{index} ({info.name}) cannot be used: {told}",
                 hint="see nvidia-smi: the driver may be too old for this torch, or other processes hold the memory",
             ) from error
-        return TorchGpuDevice(
-            info,
-            _capabilities(info),
-            graphs=options.get("graphs", True),
-            largest_graph=options.get("largest_graph", 512),
-        )
+        return CudaDevice(info, _capabilities(info), options)
 
 
 def _capabilities(info: DeviceInfo) -> Capabilities:

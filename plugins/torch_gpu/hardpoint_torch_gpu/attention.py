@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed
@@ -18,8 +20,12 @@ from hardpoint_torch_gpu.rule import ScoreRule
 WIDEST = 256
 
 
+#: prompts(q, keys, values, plan, sinks, out): attention of the rows of `plan` that bring several tokens.
+Prompts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, GpuPlan, torch.Tensor | None, torch.Tensor], None]
+
+
 class TritonAttention(OpProvider):
-    """Takes every kind of score; head sizes up to `WIDEST`."""
+    """Takes every kind of score; head sizes up to `WIDEST`. A plugin with a better kernel for prompts derives."""
 
     name = "triton attention"
     op = "attention"
@@ -41,7 +47,7 @@ class TritonAttention(OpProvider):
     def build(self, instance: OpInstance) -> Kernel:
         group, pool_layer = instance.attrs["group"], instance.attrs["pool_layer"]
         width, rule = instance.attrs["v_head_dim"], ScoreRule.of(instance.attrs)
-        decode = self._decode
+        decode, prompts = self._decode, self.prompts(instance)
 
         def attention(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: State, plan: GpuPlan, w: Packed = ()
@@ -55,7 +61,19 @@ class TritonAttention(OpProvider):
             out = make((q.shape[0], q.shape[1], width), dtype=q.dtype, device=q.device)
             sinks = w[0] if w else None
             decode(q, None if mixed else (k, v), keys, values, plan, group, rule, sinks, out)
-            prefill(q, keys, values, plan, group, rule, sinks, out)
+            prompts(q, keys, values, plan, sinks, out)
             return out, state
 
         return attention
+
+    def prompts(self, instance: OpInstance) -> Prompts:
+        """What computes rows with several tokens, whose keys are stored by then."""
+        group, rule = instance.attrs["group"], ScoreRule.of(instance.attrs)
+
+        def tiles(
+            q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: GpuPlan, sinks: torch.Tensor | None,
+            out: torch.Tensor,
+        ) -> None:  # fmt: skip
+            prefill(q, keys, values, plan, group, rule, sinks, out)
+
+        return tiles

@@ -13,10 +13,11 @@ from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.program import EagerBuilder, ProgramBuilder, SamplingShape
 from hardpoint_platforms.streams import Readback, Stream
 from hardpoint_torch_gpu.ceilings import measure
+from hardpoint_torch_gpu.compiles import LateCompiles
 from hardpoint_torch_gpu.graphs import GraphBuilder
 from hardpoint_torch_gpu.providers import triton_providers
 from hardpoint_torch_gpu.streams import GpuStream
-from hardpoint_torch_gpu.transfers import EventReadback, Uploader, send
+from hardpoint_torch_gpu.transfers import EventReadback, Sender, Uploader
 
 
 class TorchGpuDevice(Device):
@@ -30,7 +31,9 @@ class TorchGpuDevice(Device):
         self._torch_device = torch.device("cuda", info.index)
         self._graphs, self._largest = graphs, largest_graph
         self._uploader = Uploader(self._torch_device)
+        self._sender = Sender(self._torch_device)
         self._providers = triton_providers(self)
+        self._late = LateCompiles()
         torch.cuda.set_device(self._torch_device)
 
     @property
@@ -54,7 +57,7 @@ class TorchGpuDevice(Device):
         torch.cuda.synchronize(self._torch_device)
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        return send(tensor, self._torch_device)
+        return self._sender.send(tensor)
 
     def upload(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if torch.cuda.current_device() != self._torch_device.index:
@@ -73,11 +76,13 @@ class TorchGpuDevice(Device):
     def programs(self) -> ProgramBuilder:
         if not self._graphs:
             return EagerBuilder()
-        return GraphBuilder(self._torch_device, (SamplingShape.GREEDY,), self._largest)
+        shapes = (SamplingShape.GREEDY, SamplingShape.DRAW)
+        return GraphBuilder(self._torch_device, shapes, self._largest, self._late)
 
     def ceilings(self) -> Ceilings | None:
         return measure(self._torch_device)
 
     def close(self) -> None:
         self.synchronize()
+        self._late.close()
         torch.cuda.empty_cache()

@@ -26,6 +26,7 @@ from hardpoint_platforms.program import (
     Weights,
 )
 from hardpoint_platforms.state_cache import State
+from hardpoint_torch_gpu.compiles import LateCompiles
 from hardpoint_torch_gpu.leaves import constants, leaves, mapped
 
 
@@ -41,12 +42,16 @@ def decode_sizes(most: int) -> Iterator[int]:
 class GraphBuilder(ProgramBuilder):
     """Graphs for decode steps, the step itself for all others. The graphs share one memory pool."""
 
-    def __init__(self, device: torch.device, shapes: tuple[SamplingShape, ...], most: int) -> None:
-        """shapes: of sampling inputs that the device's kernels take in a graph; most: requests of the largest one."""
+    def __init__(self, device: torch.device, shapes: tuple[SamplingShape, ...], most: int, late: LateCompiles) -> None:
+        """shapes: of sampling inputs that the device's kernels take in a graph; most: requests of the largest one.
+
+        late: watches for compiles from `seal` on.
+        """
         self._device = device
         self._shapes = shapes
         self._most = most
         self._pool: Any = None
+        self._late = late
         self._sealed = False
         self.captured: Counter[SamplingShape] = Counter()
 
@@ -62,6 +67,7 @@ class GraphBuilder(ProgramBuilder):
 
     def seal(self) -> None:
         self._sealed = True
+        self._late.watch()
 
     def capture(self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> torch.cuda.graph:
         """The context in which a graph is recorded, in the pool of all."""

@@ -1,4 +1,9 @@
-"""A step's batch as the attention kernels read it: page tables, and who decodes and who brings several tokens."""
+"""A step's batch as the attention kernels read it: page tables, and who decodes and who brings several tokens.
+
+Rows of a step are of unlike length, and a GPU is done when its last program is. So the keys of decoding rows are cut
+into parts of like size, more for a long row (as FlashInfer's scheduler does: Ye et al. 2025, arXiv:2501.01005), and the
+tiles of prompts are started longest first.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,14 @@ import torch
 from hardpoint_platforms.batch import AttentionBatch
 from hardpoint_platforms.ops.provider import AttentionPlanner
 
-#: Queries of one tile: of 64 and 128, and 32 to 128 keys per step, the fastest on an H200.
+#: Queries of one tile.
 TILE = 128
+#: Keys of one step of the decode kernel: parts are multiples of it.
+BLOCK = 32
+#: Numbers of a part: row (-1: none), token in the batch, number within its row, keys per part of that row.
+PART_FIELDS = 4
+#: Parts beyond one per row: with 8 heads of keys they keep a large GPU busy.
+_MORE_PARTS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +33,8 @@ class GpuPlan:
     Attributes:
         starts: [R + 1], first token of each request; lengths: [R], tokens it has after this step.
         tables: per cache group [R, P]; slots: per cache group [T].
-        decode_rows, decode_tokens: [D], rows that bring one token, and its place in the batch. A row of padding has
-            length 0 and a token of its own.
+        parts: [parts, PART_FIELDS], the keys of rows that bring one token; those of a row lie together, in order. A row
+            of padding has length 0, one part, and a token of its own.
         tile_rows, tile_firsts: [tiles], the row of each tile and its first query there.
         page_tokens: tokens per page.
         padded: whether tokens of the batch belong to no row of these.
@@ -33,8 +44,7 @@ class GpuPlan:
     lengths: torch.Tensor
     tables: tuple[torch.Tensor, ...]
     slots: tuple[torch.Tensor, ...]
-    decode_rows: torch.Tensor
-    decode_tokens: torch.Tensor
+    parts: torch.Tensor
     tile_rows: torch.Tensor
     tile_firsts: torch.Tensor
     page_tokens: int
@@ -50,35 +60,65 @@ class GpuPlanner(AttentionPlanner):
     def plan(self, batch: AttentionBatch) -> GpuPlan:
         tokens, requests = len(batch.slot_mapping[0]), len(batch.sequence_lengths)
         if batch.decode_only and tokens == requests:
-            # With its padding a decode batch has one row per token: the same shapes whatever it holds.
-            rows = tokens_of = np.arange(requests, dtype=np.int32)
+            # With its padding a decode batch has one row per token, and a fixed number of parts: the same shapes
+            # whatever it holds.
+            rows = np.arange(requests, dtype=np.int32)
+            parts = cut(rows, rows, batch.sequence_lengths, fixed=True)
             tile_rows = tile_firsts = np.zeros(0, np.int32)
             padded = False
         else:
             lengths = np.diff(batch.query_start[: batch.num_requests + 1])
             rows = np.flatnonzero(lengths == 1).astype(np.int32)
-            tokens_of = batch.query_start[rows]
-            several = np.flatnonzero(lengths > 1).astype(np.int32)
-            counts = -(-lengths[several] // TILE)
-            tile_rows = np.repeat(several, counts)
-            within = np.arange(len(tile_rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-            tile_firsts = (within * TILE).astype(np.int32)
+            parts = cut(rows, batch.query_start[rows], batch.sequence_lengths[rows], fixed=False)
+            tile_rows, tile_firsts = tiles(lengths, batch.sequence_lengths[: batch.num_requests])
             padded = tokens > batch.num_tokens
         groups = len(batch.page_tables)
         arrays = (
-            batch.query_start, batch.sequence_lengths, rows, tokens_of, tile_rows, tile_firsts,
-            *batch.page_tables, *batch.slot_mapping,
+            batch.query_start, batch.sequence_lengths, parts, tile_rows, tile_firsts, *batch.page_tables,
+            *batch.slot_mapping,
         )  # fmt: skip
         sent = self._upload([torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)) for array in arrays])
         return GpuPlan(
             starts=sent[0],
             lengths=sent[1],
-            decode_rows=sent[2],
-            decode_tokens=sent[3],
-            tile_rows=sent[4],
-            tile_firsts=sent[5],
-            tables=sent[6 : 6 + groups],
-            slots=sent[6 + groups :],
+            parts=sent[2],
+            tile_rows=sent[3],
+            tile_firsts=sent[4],
+            tables=sent[5 : 5 + groups],
+            slots=sent[5 + groups :],
             page_tokens=batch.page_tokens,
             padded=padded,
         )
+
+
+def cut(rows: np.ndarray, tokens: np.ndarray, lengths: np.ndarray, *, fixed: bool) -> np.ndarray:
+    """Parts int32 [parts, PART_FIELDS] of rows with `lengths` keys; `fixed`: as many as that many rows can ever have.
+
+    Of n rows there are at most 2 n + _MORE_PARTS parts: each has total / (n + _MORE_PARTS) keys or more, but for what
+    is rounded, and a row's number of parts is rounded to the nearest.
+    """
+    count = len(rows)
+    if not count:
+        return np.zeros((0, PART_FIELDS), np.int32)
+    share = max(BLOCK, -(-int(lengths.sum()) // (count + _MORE_PARTS)))
+    counts = np.maximum((lengths + share // 2) // share, 1)
+    shares = np.maximum(-(-lengths // (counts * BLOCK)) * BLOCK, BLOCK)
+    counts = np.maximum(-(-lengths // shares), 1)  # rounding a share up may leave its row fewer parts
+    total = int(counts.sum())
+    parts = np.full((2 * count + _MORE_PARTS if fixed else total, PART_FIELDS), -1, np.int32)
+    which = np.repeat(np.arange(count), counts)
+    parts[:total, 0], parts[:total, 1] = rows[which], tokens[which]
+    parts[:total, 2] = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    parts[:total, 3] = shares[which]
+    return parts
+
+
+def tiles(queries: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row and first query, int32 [tiles], of the tiles of rows with more than one query; most keys first."""
+    several = np.flatnonzero(queries > 1).astype(np.int32)
+    counts = -(-queries[several] // TILE)
+    rows = np.repeat(several, counts)
+    within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    firsts = (within * TILE).astype(np.int32)
+    order = np.argsort(-(lengths[rows] - queries[rows] + firsts), kind="stable")
+    return rows[order], firsts[order]

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING
 
 from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_torch_gpu.attention import TritonAttention
-from hardpoint_torch_gpu.dense import TorchLinear, TorchLogits
+from hardpoint_torch_gpu.dense import TableEmbedding, TorchLinear, TorchLogits
 from hardpoint_torch_gpu.plan import GpuPlanner
 from hardpoint_torch_gpu.pointwise import (
-    TorchEmbedding,
     TritonActivation,
     TritonAddNorm,
     TritonGatedActivation,
     TritonNorm,
     TritonRope,
 )
-from hardpoint_torch_gpu.sampling import TritonSample
+from hardpoint_torch_gpu.sampling import TritonLogprobs, TritonSample, TritonVerify
 
 if TYPE_CHECKING:
     from hardpoint_platforms.device import Device
@@ -28,11 +27,13 @@ def triton_providers(device: Device) -> tuple[OpProvider, ...]:
         TritonAttention(GpuPlanner(device.upload)),
         TorchLinear(),
         TorchLogits(),
-        TorchEmbedding(),
+        TableEmbedding(),
         TritonNorm(),
         TritonAddNorm(),
         TritonRope(),
         TritonActivation(),
         TritonGatedActivation(),
         TritonSample(),
+        TritonLogprobs(),
+        TritonVerify(),
     )

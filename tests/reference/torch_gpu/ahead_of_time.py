@@ -75,9 +75,16 @@ def main() -> int:
     capabilities = [int(word) for word in sys.argv[1:] if word.isdigit()]
     for number, (kernel, signature, constants, options) in enumerate(kept):
         for capability in capabilities[number % len(capabilities) :][:1] if turns else capabilities:
-            source = ASTSource(fn=kernel, signature=dict(signature), constexprs=dict(constants))
+            hopper = capability >= 90 and "AHEAD" in dict(constants)
+            source = ASTSource(
+                fn=kernel, signature=dict(signature), constexprs=dict(constants) | ({"AHEAD": True} if hopper else {})
+            )
             try:
-                done = compile(source, target=GPUTarget("cuda", capability, 32), options=dict(options))
+                done = compile(
+                    source,
+                    target=GPUTarget("cuda", capability, 32),
+                    options=dict(options) | ({"launch_pdl": True} if hopper else {}),
+                )
                 print(f"{kernel.fn.__name__} sm_{capability}: {len(done.asm['cubin'])} bytes")
             except Exception as error:
                 failed += 1
@@ -90,8 +97,7 @@ def _one_each(launches: Any) -> list[Launch]:
     found: dict[str, Launch] = {}
     for launch in launches:
         switches = tuple((name, value) for name, value in launch[2] if isinstance(value, bool))
-        splits = dict(launch[2]).get("SPLITS", 0) > 1
-        found.setdefault(repr((launch[0].fn.__name__, launch[1], switches, splits)), launch)
+        found.setdefault(repr((launch[0].fn.__name__, launch[1], switches)), launch)
     return list(found.values())
 
 

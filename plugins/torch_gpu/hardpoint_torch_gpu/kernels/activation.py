@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
+
 #: Kinds by number, as kernels take them.
 KINDS = {
     name: tl.constexpr(number)
@@ -48,10 +50,12 @@ def _function(x, KIND: tl.constexpr):
 def _activate(
     x_ptr, out_ptr, inner, limit, offset,
     GATED: tl.constexpr, KIND: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < inner
+    after_others(AHEAD)
     if GATED:
         start = x_ptr + row * 2 * inner
         gate = tl.load(start + column, mask=inside, other=0.0).to(tl.float32)
@@ -74,6 +78,6 @@ def activate(x: torch.Tensor, kind: str, gated: bool, limit: float | None = None
         block = min(triton.next_power_of_2(inner), 1024)
         _activate[(out.numel() // inner, triton.cdiv(inner, block))](
             x, out, inner, 0.0 if limit is None else limit, offset,
-            GATED=gated, KIND=KINDS[kind].value, LIMIT=limit is not None, BLOCK=block,
+            GATED=gated, KIND=KINDS[kind].value, LIMIT=limit is not None, BLOCK=block, **ahead(x),
         )  # fmt: skip
     return out

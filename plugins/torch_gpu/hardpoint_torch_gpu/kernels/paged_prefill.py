@@ -6,12 +6,55 @@ import torch
 import triton
 import triton.language as tl
 
-from hardpoint_torch_gpu.kernels.paged_decode import capped
+from hardpoint_torch_gpu.kernels.softmax import LOG2E, fold, pages, scores, with_sink
 from hardpoint_torch_gpu.plan import TILE, GpuPlan
 from hardpoint_torch_gpu.rule import ScoreRule
 
+#: Keys per step, warps, steps that are loaded ahead: of 9 shapes the fastest on an H200.
+BLOCK, WARPS, STAGES = 64, 8, 2
+
 
 @triton.jit
+def _walk(
+    first_key, last_key, q, at, k_ptr, v_ptr, table_ptr, row, stop, slope, scale, softcap, table_row,
+    page_k, slot_k, page_v, slot_v, best, total, mixed,
+    D: tl.constexpr, D_PAD: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    EDGE: tl.constexpr,
+):  # fmt: skip
+    """Keys [first_key, last_key), in blocks. EDGE: some of them are not seen by every query."""
+    d, dv, n = tl.arange(0, D_PAD), tl.arange(0, DV_PAD), tl.arange(0, BLOCK)
+    for first in range(first_key, last_key, BLOCK):
+        position = first + n
+        inside = position < stop
+        if EDGE and WINDOW > 0:
+            # Pages before the window may be anybody's by now.
+            inside = inside & (position > tl.min(at, 0) - WINDOW)
+        page, slot = pages(table_ptr, row, table_row, position, inside, PAGE, EDGE), position % PAGE
+        k_at = k_ptr + (page * page_k + slot * slot_k)[None, :] + d[:, None]
+        v_at = v_ptr + (page * page_v + slot * slot_v)[:, None] + dv[None, :]
+        if EDGE or D < D_PAD:
+            k = tl.load(k_at, mask=inside[None, :] & (d < D)[:, None], other=0.0)
+        else:
+            k = tl.load(k_at)
+        score = scores(tl.dot(q, k.to(q.dtype), input_precision=PRECISION), scale, softcap, SOFTCAP)
+        distance = at[:, None] - position[None, :]
+        if ALIBI:
+            score -= slope * LOG2E * distance.to(tl.float32)
+        if EDGE:
+            seen = (distance >= 0) & inside[None, :]
+            if WINDOW > 0:
+                seen = seen & (distance < WINDOW)
+            score = tl.where(seen, score, float("-inf"))
+        if EDGE or DV < DV_PAD:
+            v = tl.load(v_at, mask=inside[:, None] & (dv < DV)[None, :], other=0.0)
+        else:
+            v = tl.load(v_at)
+        best, total, mixed = fold(score, v.to(q.dtype), best, total, mixed, PRECISION, EDGE)
+    return best, total, mixed
+
+
+@triton.jit(do_not_specialize=["table_row"])
 def _prefill(
     q_ptr, k_ptr, v_ptr, table_ptr, lengths_ptr, starts_ptr, tile_rows_ptr, tile_firsts_ptr, slopes_ptr, sinks_ptr,
     out_ptr, scale, softcap, q_row, q_head, table_row, page_k, slot_k, head_k, page_v, slot_v, head_v,
@@ -23,63 +66,49 @@ def _prefill(
     row, offset = tl.load(tile_rows_ptr + tile), tl.load(tile_firsts_ptr + tile)
     begin, end = tl.load(starts_ptr + row), tl.load(starts_ptr + row + 1)
     length = tl.load(lengths_ptr + row)
-    cached = length - (end - begin)
+    earliest = length - (end - begin) + offset
     kv_head = head // SHARED
 
-    m, d, dv, n = tl.arange(0, TILE), tl.arange(0, D_PAD), tl.arange(0, DV_PAD), tl.arange(0, BLOCK)
+    m, d, dv = tl.arange(0, TILE), tl.arange(0, D_PAD), tl.arange(0, DV_PAD)
     token = (begin + offset + m).to(tl.int64)
     real = offset + m < end - begin
-    at = cached + offset + m
+    at = earliest + m
     q = tl.load(
         q_ptr + token[:, None] * q_row + head * q_head + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0
     )
     best = tl.full([TILE], float("-inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     mixed = tl.zeros([TILE, DV_PAD], tl.float32)
+    slope = 0.0
     if ALIBI:
         slope = tl.load(slopes_ptr + head)
-    stop = tl.minimum(cached + offset + TILE, length)
-    start = 0
+    k_ptr += kv_head * head_k
+    v_ptr += kv_head * head_v
+
+    # Blocks that every query sees whole lie in [plain, diagonal); those before are at the window's edge.
+    stop = tl.minimum(earliest + TILE, length)
+    diagonal = (earliest + 1) // BLOCK * BLOCK
+    plain = 0
     if WINDOW > 0:
-        start = tl.maximum(cached + offset - WINDOW + 1, 0) // BLOCK * BLOCK
-    for first in range(start, stop, BLOCK):
-        position = first + n
-        inside = position < stop
-        if WINDOW > 0:
-            # Pages before the window may be anybody's by now.
-            inside = inside & (position > cached + offset - WINDOW)
-        page = tl.load(table_ptr + row.to(tl.int64) * table_row + position // PAGE, mask=inside, other=0).to(tl.int64)
-        slot = position % PAGE
-        k = tl.load(
-            k_ptr + (page * page_k + slot * slot_k + kv_head * head_k)[None, :] + d[:, None],
-            mask=inside[None, :] & (d < D)[:, None], other=0.0,
+        start = tl.maximum(earliest - WINDOW + 1, 0) // BLOCK * BLOCK
+        plain = tl.minimum(tl.cdiv(tl.maximum(earliest + TILE - WINDOW, 0), BLOCK) * BLOCK, diagonal)
+        plain = tl.maximum(plain, start)
+        best, total, mixed = _walk(
+            start, plain, q, at, k_ptr, v_ptr, table_ptr, row, stop, slope, scale, softcap, table_row, page_k, slot_k,
+            page_v, slot_v, best, total, mixed, D, D_PAD, DV, DV_PAD, PAGE, WINDOW, SOFTCAP, ALIBI, BLOCK, PRECISION,
+            True,
         )  # fmt: skip
-        score = tl.dot(q, k.to(q.dtype), input_precision=PRECISION) * scale
-        if SOFTCAP:
-            score = capped(score, softcap)
-        distance = at[:, None] - position[None, :]
-        if ALIBI:
-            score -= slope * distance.to(tl.float32)
-        seen = (distance >= 0) & inside[None, :]
-        if WINDOW > 0:
-            seen = seen & (distance < WINDOW)
-        score = tl.where(seen, score, float("-inf"))
-        larger = tl.maximum(best, tl.max(score, 1))
-        base = tl.where(larger == float("-inf"), 0.0, larger)  # a row that has seen nothing yet
-        weight = tl.exp(score - base[:, None])
-        shrink = tl.exp(best - base)
-        total = total * shrink + tl.sum(weight, 1)
-        v = tl.load(
-            v_ptr + (page * page_v + slot * slot_v + kv_head * head_v)[:, None] + dv[None, :],
-            mask=inside[:, None] & (dv < DV)[None, :], other=0.0,
-        )  # fmt: skip
-        mixed = mixed * shrink[:, None] + tl.dot(weight.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
-        best = larger
+    best, total, mixed = _walk(
+        plain, diagonal, q, at, k_ptr, v_ptr, table_ptr, row, stop, slope, scale, softcap, table_row, page_k, slot_k,
+        page_v, slot_v, best, total, mixed, D, D_PAD, DV, DV_PAD, PAGE, WINDOW, SOFTCAP, ALIBI, BLOCK, PRECISION, False,
+    )  # fmt: skip
+    best, total, mixed = _walk(
+        tl.maximum(plain, diagonal), stop, q, at, k_ptr, v_ptr, table_ptr, row, stop, slope, scale, softcap, table_row,
+        page_k, slot_k, page_v, slot_v, best, total, mixed, D, D_PAD, DV, DV_PAD, PAGE, WINDOW, SOFTCAP, ALIBI, BLOCK,
+        PRECISION, True,
+    )  # fmt: skip
     if SINKS:
-        sink = tl.load(sinks_ptr + head).to(tl.float32)
-        larger = tl.maximum(best, sink)
-        total = total * tl.exp(best - larger) + tl.exp(sink - larger)
-        mixed = mixed * tl.exp(best - larger)[:, None]
+        total, mixed = with_sink(tl.load(sinks_ptr + head).to(tl.float32), best, total, mixed)
     y = tl.where(total[:, None] > 0, mixed / total[:, None], 0.0)
     place = (token[:, None] * HEADS + head) * DV + dv[None, :]
     tl.store(out_ptr + place, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (dv < DV)[None, :])
@@ -102,6 +131,7 @@ def prefill(
     _, heads, width = q.shape
     kv_heads, v_width = keys.shape[2], values.shape[-1]
     wide = q.dtype == torch.float32
+    large = wide or max(width, v_width) > 128
     table = plan.tables[group]
     _prefill[(tiles, heads)](
         q, keys, values, table, plan.lengths, plan.starts, plan.tile_rows, plan.tile_firsts, rule.slopes(q.device),
@@ -110,5 +140,6 @@ def prefill(
         HEADS=heads, SHARED=heads // kv_heads, D=width, D_PAD=max(16, triton.next_power_of_2(width)), DV=v_width,
         DV_PAD=max(16, triton.next_power_of_2(v_width)), PAGE=plan.page_tokens, WINDOW=rule.window or 0,
         SOFTCAP=rule.softcap is not None, ALIBI=rule.alibi is not None, SINKS=sinks is not None, TILE=TILE,
-        BLOCK=32, PRECISION="ieee" if wide else "tf32", num_warps=8, num_stages=2,
+        BLOCK=32 if large else BLOCK, PRECISION="ieee" if wide else "tf32", num_warps=WARPS,
+        num_stages=STAGES,
     )  # fmt: skip

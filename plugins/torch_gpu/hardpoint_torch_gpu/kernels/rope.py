@@ -6,12 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
+from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
+
 
 @triton.jit
 def _rope(
     q_ptr, k_ptr, positions_ptr, table_ptr, q_row, q_head, k_row, k_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, START: tl.constexpr, HALF: tl.constexpr, STEP: tl.constexpr,
-    APART: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    APART: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head, pair = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
@@ -19,6 +21,7 @@ def _rope(
     position = tl.load(positions_ptr + token)
     cos = tl.load(table_ptr + position * (2 * HALF) + pair, mask=inside, other=0.0)[None, :]
     sin = tl.load(table_ptr + position * (2 * HALF) + HALF + pair, mask=inside, other=0.0)[None, :]
+    after_others(AHEAD)
     queries = q_ptr + token * q_row + head * q_head
     keys = k_ptr + token * k_row + (head - HEADS) * k_head
     first = tl.where(head < HEADS, queries, keys)[:, None] + START + pair[None, :] * STEP
@@ -44,5 +47,5 @@ def rope(
         q, k, positions, table, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
         HEADS=heads, KV_HEADS=k.shape[1], START=width - rotated if tail else 0, HALF=half,
         STEP=2 if interleaved else 1, APART=1 if interleaved else half,
-        ROWS=rows, BLOCK=triton.next_power_of_2(half), num_warps=2,
+        ROWS=rows, BLOCK=triton.next_power_of_2(half), num_warps=2, **ahead(q),
     )  # fmt: skip

@@ -1,0 +1,35 @@
+"""An NVIDIA GPU: what every torch GPU has, and attention of prompts by FlashInfer where it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from hardpoint_torch_gpu.device import TorchGpuDevice
+
+from hardpoint_cuda.flash_infer import FlashInferAttention, FlashPlanner, backend_for, missing
+from hardpoint_platforms.capabilities import Capabilities
+from hardpoint_platforms.device import DeviceInfo
+from hardpoint_platforms.ops.provider import OpProvider
+
+
+class CudaDevice(TorchGpuDevice):
+    """One GPU, with the platform's options."""
+
+    def __init__(self, info: DeviceInfo, capabilities: Capabilities, options: Mapping[str, Any]) -> None:
+        super().__init__(
+            info,
+            capabilities,
+            graphs=options.get("graphs", True),
+            largest_graph=options.get("largest_graph", 512),
+        )
+        self._before: tuple[OpProvider, ...] = ()
+        wanted = options.get("flashinfer", "auto")
+        if wanted != "off" and not missing():
+            backend = backend_for(torch.cuda.get_device_capability(self.torch_device))
+            planner = FlashPlanner(self.upload, self.torch_device, backend)
+            self._before = (FlashInferAttention(planner, backend, compile=wanted == "compile"),)
+
+    def providers(self) -> Sequence[OpProvider]:
+        return (*self._before, *super().providers())

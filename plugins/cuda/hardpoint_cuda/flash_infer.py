@@ -1,0 +1,214 @@
+"""Attention of prompts by FlashInfer, where it is installed: its kernels are faster than Triton's on long prompts.
+
+FlashInfer (Ye et al. 2025, arXiv:2501.01005) plans a step on the host, once for all layers of a kind, and compiles a
+kernel per kind of attention. Rows that bring one token stay with the Triton kernel, whose plan costs the host nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from hardpoint_torch_gpu.attention import Prompts, TritonAttention
+from hardpoint_torch_gpu.plan import GpuPlan, GpuPlanner
+
+from hardpoint_platforms.batch import AttentionBatch
+from hardpoint_platforms.ops.contract import OpInstance
+from hardpoint_platforms.ops.provider import Support
+
+#: Bytes that partial results of split rows may take.
+_WORKSPACE = 256 << 20
+_WIDTHS = (64, 128, 256)
+_HOPPER = (9, 0)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a plan is made for. Ops that agree in all of it share one."""
+
+    group: int
+    heads: int
+    kv_heads: int
+    width: int
+    dtype: torch.dtype
+    window: int | None
+    softcap: float | None
+    scale: float
+
+    @classmethod
+    def of(cls, instance: OpInstance) -> Kind:
+        """From an `attention` op."""
+        attrs = instance.attrs
+        return cls(
+            attrs["group"], attrs["heads"], attrs["kv_heads"], attrs["head_dim"], instance.dtype, attrs["window"],
+            attrs["softcap"], attrs["scale"],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class FlashPlan(GpuPlan):
+    """A plan whose rows with several tokens lie together: they are tokens first to last of the batch.
+
+    `run` gives the planned kernel for a kind; the first op of a kind plans for all of them.
+    """
+
+    first: int
+    last: int
+    run: Callable[[Kind], Callable[..., torch.Tensor]]
+
+
+class FlashPlanner(GpuPlanner):
+    """Owns FlashInfer's wrappers and their work space."""
+
+    def __init__(
+        self,
+        upload: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]],
+        device: torch.device,
+        backend: str,
+    ) -> None:
+        super().__init__(upload)
+        self._device, self._backend = device, backend
+        self._space: torch.Tensor | None = None
+        self._turns: dict[Kind, _Turns] = {}
+
+    def plan(self, batch: AttentionBatch) -> GpuPlan:
+        plan = super().plan(batch)
+        lengths = np.diff(batch.query_start[: batch.num_requests + 1])
+        rows = np.flatnonzero(lengths > 1)
+        if not len(rows) or rows[-1] - rows[0] + 1 != len(rows):
+            return plan
+        first, last = int(batch.query_start[rows[0]]), int(batch.query_start[rows[-1] + 1])
+        run = cache(partial(self._run, batch, rows))
+        return FlashPlan(**vars(plan), first=first, last=last, run=run)
+
+    def _run(self, batch: AttentionBatch, rows: np.ndarray, kind: Kind) -> Callable[..., torch.Tensor]:
+        starts = batch.query_start[rows[0] : rows[-1] + 2] - batch.query_start[rows[0]]
+        kept, table = batch.sequence_lengths[rows], batch.page_tables[kind.group][rows]
+        pages = -(-kept // batch.page_tokens)
+        ends = np.concatenate([np.zeros(1, np.int32), np.cumsum(pages)])
+        held = table[np.arange(table.shape[1])[None, :] < pages[:, None]]
+        lasts = kept - (pages - 1) * batch.page_tokens
+        if self._space is None:
+            self._space = torch.empty(_WORKSPACE, dtype=torch.uint8, device=self._device)
+        if kind not in self._turns:
+            self._turns[kind] = _Turns(kind, self._space, self._backend)
+        return self._turns[kind].plan(starts, ends, held, lasts, batch.page_tokens)
+
+
+class _Turns:
+    """Two wrappers of a kind in turns: a wrapper's host buffer is free again when what it sent has arrived."""
+
+    def __init__(self, kind: Kind, space: torch.Tensor, backend: str) -> None:
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper as Wrapper
+
+        self._kind = kind
+        self._wrappers = [(Wrapper(space, "NHD", backend=backend), torch.cuda.Event()) for _ in range(2)]
+
+    def plan(
+        self, starts: np.ndarray, ends: np.ndarray, pages: np.ndarray, lasts: np.ndarray, page_tokens: int
+    ) -> Callable[..., torch.Tensor]:
+        """starts, ends: int32 [R + 1], of queries and of `pages`; lasts: int32 [R], tokens of the last page."""
+        self._wrappers.reverse()
+        wrapper, sent = self._wrappers[0]
+        sent.synchronize()
+        kind = self._kind
+        wrapper.plan(
+            *(torch.from_numpy(np.ascontiguousarray(array, np.int32)) for array in (starts, ends, pages, lasts)),
+            kind.heads,
+            kind.kv_heads,
+            kind.width,
+            page_tokens,
+            causal=True,
+            sm_scale=kind.scale,
+            window_left=-1 if kind.window is None else kind.window - 1,
+            logits_soft_cap=kind.softcap,
+            q_data_type=kind.dtype,
+        )
+        sent.record()
+        run: Callable[..., torch.Tensor] = wrapper.run
+        return run
+
+
+class FlashInferAttention(TritonAttention):
+    """Prompts by FlashInfer, rows of one token by Triton."""
+
+    name = "flashinfer + triton attention"
+
+    def __init__(self, planner: FlashPlanner, backend: str, *, compile: bool) -> None:
+        """backend: "fa2" or "fa3"; compile: whether a kernel that is on no disk yet may be compiled now (a minute)."""
+        super().__init__(planner)
+        self._backend, self._compile = backend, compile
+
+    def supports(self, instance: OpInstance) -> Support:
+        answer = super().supports(instance)
+        if not answer:
+            return answer
+        why = _unlike(instance) or self._lacking(Kind.of(instance))
+        return Support(False, why) if why else Support(True, f"prompts by FlashInfer's {self._backend}")
+
+    def _lacking(self, kind: Kind) -> str:
+        """Why its kernel cannot be had, or ""."""
+        module = _module(kind, self._backend)
+        if module.is_compiled or module.is_aot:
+            return ""
+        if not self._compile:
+            return "its kernel is not compiled yet: `--device-option flashinfer=compile` does so, in about a minute"
+        return "" if shutil.which("nvcc") else "its kernel is not compiled, and there is no nvcc to do so"
+
+    def prompts(self, instance: OpInstance) -> Prompts:
+        kind, otherwise = Kind.of(instance), super().prompts(instance)
+
+        def flash(
+            q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: GpuPlan, sinks: torch.Tensor | None,
+            out: torch.Tensor,
+        ) -> None:  # fmt: skip
+            if not isinstance(plan, FlashPlan):
+                return otherwise(q, keys, values, plan, sinks, out)
+            part = slice(plan.first, plan.last)
+            plan.run(kind)(q[part], (keys, values), out=out[part])
+            return None
+
+        return flash
+
+
+def backend_for(capability: tuple[int, int]) -> str:
+    """FlashInfer's family of kernels for a GPU: the third FlashAttention's is Hopper's alone."""
+    return "fa3" if capability == _HOPPER else "fa2"
+
+
+def missing() -> str:
+    """Why FlashInfer cannot be used at all, or ""."""
+    if importlib.util.find_spec("flashinfer") is None:
+        return "FlashInfer is not installed (pip install flashinfer-python): prompts are attended by Triton's kernel"
+    try:
+        importlib.import_module("flashinfer.jit")
+    except Exception as error:  # a broken installation is no reason not to serve
+        return f"FlashInfer cannot be imported ({type(error).__name__}: {error})"
+    return ""
+
+
+def _unlike(instance: OpInstance) -> str:
+    attrs = instance.attrs
+    if instance.dtype not in (torch.bfloat16, torch.float16):
+        return f"{instance.dtype} products, FlashInfer has 16-bit ones"
+    if attrs["head_dim"] not in _WIDTHS or attrs["v_head_dim"] != attrs["head_dim"]:
+        return f"head sizes {attrs['head_dim']} and {attrs['v_head_dim']}, FlashInfer has {_WIDTHS}"
+    if attrs["alibi"] is not None or "sinks" in instance.weights:
+        return "a score with a bias by distance or with sinks"
+    return ""
+
+
+def _module(kind: Kind, backend: str) -> Any:
+    """FlashInfer's description of the kernel: whether it is on disk, and how it is compiled."""
+    from flashinfer.jit import gen_batch_prefill_module
+
+    return gen_batch_prefill_module(
+        backend, kind.dtype, kind.dtype, kind.dtype, torch.int32, kind.width, kind.width, 0, kind.window is not None,
+        kind.softcap is not None, False,
+    )  # fmt: skip

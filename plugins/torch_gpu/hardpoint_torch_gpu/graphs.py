@@ -54,6 +54,8 @@ class GraphBuilder(ProgramBuilder):
         self._late = late
         self._sealed = False
         self.captured: Counter[SamplingShape] = Counter()
+        #: Why steps cannot be recorded; then all are called op by op.
+        self.refusal = ""
 
     def buckets(self, max_tokens: int, max_requests: int) -> tuple[Bucket, ...]:
         most = min(self._most, max_requests, max_tokens)
@@ -94,6 +96,19 @@ class GraphProgram(Program):
             places, targets = self._by_dtype.setdefault(tensor.dtype, ([], []))
             places.append(place)
             targets.append(tensor)
+        if self._builder.refusal:
+            return state
+        try:
+            self._record(state, weights)
+        except RuntimeError as error:
+            # An op that asks the device something, or that copies from plain host memory: no step can hold it.
+            torch.cuda.synchronize()
+            self._builder.refusal = str(error).partition("\n")[0]
+        else:
+            self._builder.captured[self._bucket.sampling] += 1
+        return state
+
+    def _record(self, state: State, weights: Weights) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.inference_mode():
@@ -104,13 +119,13 @@ class GraphProgram(Program):
                 self._outputs, _ = self._step(self._static, state, weights)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = graph
-        self._builder.captured[self._bucket.sampling] += 1
-        return state
 
     def run(self, inputs: StepInputs, state: State, weights: Weights) -> tuple[StepOutputs, State]:
-        if self._graph is None:
+        if self._graph is None and not self._builder.refusal:
             self.prepare(inputs, state, weights)
-        assert self._graph is not None
+        if self._graph is None:
+            with torch.inference_mode():
+                return self._step(inputs, state, weights)
         if state is not self._state or weights is not self._weights:
             raise UnsupportedOperation("a graph runs with the state and the weights that it was recorded with")
         fresh = leaves(inputs)
@@ -121,4 +136,6 @@ class GraphProgram(Program):
 
     def describe(self) -> str:
         count = sum(self._builder.captured.values())
+        if self._builder.refusal:
+            return f"steps op by op, as one cannot be recorded: {self._builder.refusal}"
         return f"{count} graphs of up to {self._builder._most} decodes, prompts op by op" if count else ""

@@ -76,40 +76,55 @@ class ModelRunner:
         self._last = last = self._stages[-1]
         self._device = last.device
         self._page_tokens = parts.stages[-1].layout.page_tokens
+        #: Whether a decode and a prompt may share a step here.
+        self._mixes = (
+            all(stage.device.capabilities().limits.mixed for stage in parts.stages)
+            and parts.max_num_seqs > 1
+            and parts.max_batch_tokens > min(8, parts.max_model_len - 1)
+        )
         self._table = SequenceTable(last.device, parts.max_num_seqs, parts.max_model_len, last.model.vocab_size)
         self._sampling = SamplingBatchBuilder(last.device, self._table)
         self._scorer = PromptScorer(last.device, last.model, parts.score, last.weights, self._table)
         self._table_width = -(-parts.max_model_len // self._page_tokens)
 
     def warm_up(self, groups: int, progress: Callable[[float], None] | None = None) -> None:
-        """Make all programs ready, then run one prefill and one decode into page 0: what cannot run fails now.
+        """Make all programs ready, then run a step of each kind in page 0: what cannot run fails now, and what compiles
+        at first use does so now.
 
         groups: cache groups of the layout.
         """
         length = min(8, self._table.max_len - 1)
-        sequence = NewSequence(0, "warm-up", np.zeros(length, np.int32), length, SamplingParams(temperature=0.0))
-        tables = tuple(np.zeros((1, length // self._page_tokens + 1), np.int32) for _ in range(groups))
+        page = tuple(np.zeros((1, length // self._page_tokens + 1), np.int32) for _ in range(groups))
 
-        def step(number: int, query: int, computed: int, new: tuple[NewSequence, ...] = ()) -> StepPlan:
+        def sequence(row: int) -> NewSequence:
+            return NewSequence(
+                row, f"warm-up {row}", np.zeros(length, np.int32), length, SamplingParams(temperature=0.0)
+            )
+
+        def step(number: int, *rows: tuple[int, int], new: tuple[NewSequence, ...] = ()) -> StepPlan:
+            """rows: (new tokens, computed ones) of each."""
             return StepPlan(
                 step=number,
                 released=(),
                 new=new,
-                rows=np.zeros(1, np.int32),
-                query_lengths=np.array([query], np.int32),
-                computed=np.array([computed], np.int32),
-                samples=np.ones(1, np.bool_),
-                page_tables=tables,
+                rows=np.arange(len(rows), dtype=np.int32),
+                query_lengths=np.array([query for query, _ in rows], np.int32),
+                computed=np.array([computed for _, computed in rows], np.int32),
+                samples=np.ones(len(rows), np.bool_),
+                page_tables=tuple(table.repeat(len(rows), 0) for table in page),
             )
 
-        first = step(-3, 1, 0)
-        self._table.enter(sequence)
+        first = step(-4, (1, 0))
+        self._table.enter(sequence(0))
         with torch.inference_mode():
             for stage in self._stages:
                 stage.prepare(lambda bucket, stage=stage: self._blank(stage, first, bucket), progress)  # type: ignore[misc]
         self.forget(0)
-        self.execute(step(-2, length, 0, (sequence,)))
-        self.execute(step(-1, 1, length))
+        self.execute(step(-3, (length, 0), new=(sequence(0),)))
+        self.execute(step(-2, (1, length)))
+        if self._mixes:
+            self.execute(step(-1, (1, length), (length, 0), new=(sequence(1),)))
+            self.forget(1)
         self.forget(0)
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -122,7 +122,7 @@ def tiling(weight: QuantWeight, tokens: int, dtype: torch.dtype) -> Tiles:
         return Tiles(64, height, 128, 128, late, _splits(weight, 64, 128, _RESIDENT), 2, 4)
     if height <= 64:
         return Tiles(64, height, 128, 128, False, _splits(weight, 64, 128, 2), 4, 3)
-    return Tiles(128, height, 64, 64, False, 1, 8, 3)
+    return Tiles(128, height, 64, 64, False, _splits(weight, 128, 64, 1), 8, 3)
 
 
 def _by_library(x: torch.Tensor, weight: QuantWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:

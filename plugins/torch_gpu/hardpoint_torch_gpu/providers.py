@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_torch_gpu.attention import TritonAttention
 from hardpoint_torch_gpu.dense import TableEmbedding, TorchLinear, TorchLogits
+from hardpoint_torch_gpu.experts import TritonExperts
 from hardpoint_torch_gpu.plan import GpuPlanner
 from hardpoint_torch_gpu.pointwise import (
     TritonActivation,
@@ -33,6 +34,7 @@ def triton_providers(device: Device) -> tuple[OpProvider, ...]:
         TritonRope(),
         TritonActivation(),
         TritonGatedActivation(),
+        TritonExperts(),
         TritonSample(),
         TritonLogprobs(),
         TritonVerify(),

@@ -1,13 +1,14 @@
 """Compile every Triton kernel for GPUs that are not here: launches of the contracts' samples are noted, not made.
 
 python ahead_of_time.py 80 90 100            compute capabilities of NVIDIA GPUs
-python ahead_of_time.py --turns 80 90 100    each launch for one of them, in turn
+python ahead_of_time.py --turns 80 90 100    two launches of each kernel, for one of them in turn
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,8 @@ def main() -> int:
     note_products()
     kept = _one_each(LAUNCHES.values())
     failed, turns = 0, "--turns" in sys.argv
+    if turns:
+        kept = _two_each(kept)
     capabilities = [int(word) for word in sys.argv[1:] if word.isdigit()]
     for number, (kernel, signature, constants, options) in enumerate(kept):
         for capability in capabilities[number % len(capabilities) :][:1] if turns else capabilities:
@@ -99,6 +102,17 @@ def _one_each(launches: Any) -> list[Launch]:
         switches = tuple((name, value) for name, value in launch[2] if isinstance(value, bool))
         found.setdefault(repr((launch[0].fn.__name__, launch[1], switches)), launch)
     return list(found.values())
+
+
+def _two_each(launches: list[Launch]) -> list[Launch]:
+    """The first two of each kernel."""
+    seen, kept = Counter[str](), []
+    for launch in launches:
+        name = launch[0].fn.__name__
+        seen[name] += 1
+        if seen[name] <= 2:
+            kept.append(launch)
+    return kept
 
 
 if __name__ == "__main__":

@@ -6,12 +6,9 @@ be needless (no row draws, no filters, no penalties) are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 import torch
 
-from hardpoint_platforms.batch import LogitBias, Logprobs, Penalties, SampleResult, SamplingInputs, VerifyResult
+from hardpoint_platforms.batch import Logprobs, SampleResult, SamplingInputs, VerifyResult
 from hardpoint_platforms.ops.contract import Kernel, OpInstance
 from hardpoint_platforms.ops.provider import OpProvider, Support
 from hardpoint_platforms.ops.sampling import VERIFY
@@ -51,46 +48,16 @@ def scores(logits: torch.Tensor, token_ids: torch.Tensor, k: int) -> Logprobs:
     return score(rows, token_ids, k)
 
 
-def _variants(device: torch.device, vocab: int) -> Iterator[SamplingInputs]:
-    """Two rows for each way in which the host calls the kernels of `draw_tokens`. Nothing is read back."""
-
-    def full(value: float, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.full(shape or (2,), value, dtype=dtype, device=device)
-
-    one, none = full(1.0, dtype=torch.float32), full(0.0, dtype=torch.float32)
-    plain = SamplingInputs(one, full(0), one, none, full(0), full(0))
-    penalties = Penalties(full(0, 2, 1), full(0), none, none, one)
-    sparse = {"bias": LogitBias(full(0), full(0), none), "penalties": penalties}
-    allowed = {"allowed": full(-1, 2, -(-vocab // 32), dtype=torch.int32)}
-    for parts in ({}, allowed, sparse, allowed | sparse):
-        for greedy, filters in ((True, False), (False, False), (False, True)):
-            yield replace(plain, all_greedy=greedy, filters=filters, **parts)
-
-
 class TritonSample(OpProvider):
-    """The draw of a step. The first call on a GPU for a vocabulary also compiles what later steps may need."""
+    """The draw of a step."""
 
     name, op, version = "triton sample", "sample", _ONE
 
     def supports(self, instance: OpInstance) -> Support:
         return Support(True, "canonical draws, no sort over the vocabulary")
 
-    def warm(self, device: torch.device, vocab: int) -> None:
-        """Launch each variant of the kernels once for logits [2, vocab], log-probabilities included."""
-        logits = torch.zeros((2, vocab), device=device)
-        for inputs in _variants(device, vocab):
-            draw_tokens(logits, inputs)
-        TritonLogprobs().warm(device, vocab)
-
     def build(self, instance: OpInstance) -> Kernel:
-        ready: set[tuple[torch.device, int]] = set()
-
         def sample(logits: torch.Tensor, inputs: SamplingInputs) -> SampleResult:
-            # Steps before serving begins are greedy or draw; the first of them is called op by op.
-            key = (logits.device, logits.shape[1])
-            if logits.is_cuda and key not in ready and not torch.cuda.is_current_stream_capturing():
-                ready.add(key)
-                self.warm(*key)
             raw = logits.to(torch.float32).contiguous()
             tokens, finite = draw_tokens(raw, inputs)
             wanted = inputs.num_logprobs
@@ -106,10 +73,6 @@ class TritonLogprobs(OpProvider):
 
     def supports(self, instance: OpInstance) -> Support:
         return Support(True, "no sort over the vocabulary")
-
-    def warm(self, device: torch.device, vocab: int) -> None:
-        """Launch the kernels once for logits [2, vocab]: they are the same for every k."""
-        scores(torch.zeros((2, vocab), device=device), torch.zeros(2, dtype=torch.int64, device=device), 1)
 
     def build(self, instance: OpInstance) -> Kernel:
         return scores

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from hardpoint_torch_gpu.kernels.sample_filter import Edges, edges_of
 from hardpoint_torch_gpu.kernels.sample_pieces import block_of, pieces_of, scale_of
 from hardpoint_torch_gpu.kernels.sample_score import score
 from hardpoint_torch_gpu.sampling import TritonLogprobs, TritonSample, TritonVerify, draw_tokens
-from triton.runtime.interpreter import InterpretedFunction
 
 from hardpoint_platforms.batch import LogitBias, Penalties, SamplingInputs
 from hardpoint_platforms.ops.samples import Source
@@ -61,16 +58,15 @@ def kept(x: torch.Tensor, inputs: SamplingInputs, edges: Edges) -> torch.Tensor:
     bits = torch.where(x == 0, 0.0, x).view(torch.int32)
     key = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     z = (x - x.amax(-1, keepdim=True)) / inputs.temperature[:, None]
-    equal = key == edges.key[:, None]
-    level = equal & (equal.cumsum(-1) <= edges.kept[:, None])
+    level = (key == edges.key[:, None]) & (torch.arange(x.shape[1]) <= edges.last[:, None])
     return ((key > edges.key[:, None]) | level) & (z >= edges.floor[:, None]) & (z.exp() * scale_of(x.shape[1]) >= 1)
 
 
 @pytest.mark.parametrize(("vocab", "block"), [(300, 64), (5000, 1024), (1, 0), (129, 128)])
 def test_plain_draws_are_the_references(vocab: int, block: int) -> None:
     source = Source(vocab + block)
-    logits = source.normal(30, vocab, scale=3.0)
-    inputs = inputs_of(30, source, temperature=[0.0, 0.3, 1.0, 2.5, 50.0, 1e-30] * 5, filters=False)
+    logits = source.normal(60, vocab, scale=3.0)
+    inputs = inputs_of(60, source, temperature=[0.0, 0.3, 1.0, 2.5, 50.0, 1e-30] * 10, filters=False)
     tokens, finite = draw_tokens(logits, inputs, block)
     assert tokens.dtype == torch.int64
     assert torch.equal(tokens, expected(logits, inputs))
@@ -82,7 +78,7 @@ def test_plain_draws_are_the_references(vocab: int, block: int) -> None:
 def test_filtered_draws_are_the_references(scale: float) -> None:
     source = Source(int(scale * 10))
     logits, inputs = source.normal(len(FILTERS), 300, scale=scale), filtered(source)
-    assert torch.equal(draw_tokens(logits, inputs, 128)[0], expected(logits, inputs))
+    assert torch.equal(draw_tokens(logits, inputs, 64)[0], expected(logits, inputs))
 
 
 @pytest.mark.parametrize("make", ["numbers", "few values", "all equal", "mostly minus infinity"])
@@ -98,44 +94,23 @@ def test_filters_keep_what_the_reference_keeps(make: str) -> None:
     }[make]()
     logits[:, 299] = logits[:, :299].amax(-1)  # the largest is nowhere alone
     inputs = filtered(source)
-    pieces = pieces_of(logits, inputs.temperature, block=128)
+    pieces = pieces_of(logits, inputs.temperature, block=64)
     wanted = kept_weights(logits, inputs, slice(None)) * scale_of(300) >= 1
-    assert torch.equal(kept(logits, inputs, edges_of(logits, inputs.temperature, inputs, pieces)), wanted)
+    for longest in (3, 32768)[: 2 if make == "few values" else 1]:
+        edges = edges_of(logits, inputs.temperature, inputs, pieces, longest)
+        assert torch.equal(kept(logits, inputs, edges), wanted), f"lists of up to {longest}"
 
 
-@pytest.mark.parametrize(("top_k", "temperature", "programs"), [(0, 9.0, 9), (4000, 5.0, 2), (3000, 1e-3, 1)])
-def test_a_large_flat_vocabulary(top_k: int, temperature: float, programs: int) -> None:
-    """A program for each piece, for several, and one for the row."""
+@pytest.mark.parametrize(("top_k", "temperature", "longest"), [(0, 9.0, 32768), (4000, 5.0, 100)])
+def test_a_large_flat_vocabulary(top_k: int, temperature: float, longest: int) -> None:
+    """A list of several stretches, and a row in the place of one."""
     source = Source(8)
     logits = source.normal(1, 5000)
     inputs = inputs_of(1, source, temperature=temperature, top_k=top_k, top_p=0.9)
-    x, given, pieces = adjusted(logits, inputs, sums=False, block=1024)
-    edges = edges_of(x, given, inputs, pieces, programs)
-    assert torch.equal(kept(x, inputs, edges), kept_weights(x, inputs, slice(None)) * scale_of(5000) >= 1)
+    x, given, pieces = adjusted(logits, inputs, sums=False)
+    edges = edges_of(x, given, inputs, pieces, longest)
+    assert torch.equal(kept(x, inputs, edges), kept_weights(x, inputs, slice(None)) > 0)
     assert torch.equal(draw(x, given, inputs, pieces, edges)[0], expected(logits, inputs))
-
-
-@pytest.mark.parametrize("make", ["around zero", "tiny", "far apart", "equal but one"])
-def test_filters_end_where_keys_lie_far_apart_or_close(make: str) -> None:
-    """A range of nearly all keys takes every launch there is; one of a single key takes one."""
-    source, rows = Source(6), 6
-    logits = {
-        "around zero": lambda: source.normal(rows, 200) * 10.0 ** source.integers(-30, 0, rows, 200),
-        "tiny": lambda: source.normal(rows, 200) * 1e-38,
-        "far apart": lambda: source.normal(rows, 200) * 10.0 ** source.integers(-3, 37, rows, 200),
-        "equal but one": lambda: torch.full((rows, 200), 2.0).index_fill_(1, torch.tensor([150]), 2.5),
-    }[make]().float()
-    temperature = 1e35 if make == "far apart" else 1.0
-    inputs = inputs_of(
-        rows, source, top_k=[0, 90, 150, 20, 1, 0], top_p=[0.5, 1.0, 0.7, 0.9, 0.5, 0.99], temperature=temperature
-    )
-    edges = edges_of(logits, inputs.temperature, inputs, pieces_of(logits, inputs.temperature))
-    found, wanted = kept(logits, inputs, edges), kept_weights(logits, inputs, slice(None)) * scale_of(200) >= 1
-    if make == "equal but one":
-        assert torch.equal(found, wanted)
-    else:  # logits are told apart whose weights are equal in float64
-        assert torch.equal(found.sum(-1), wanted.sum(-1))
-        assert (logits.where(found, INFINITY).amin(-1) >= logits.masked_fill(found, -INFINITY).amax(-1)).all()
 
 
 def test_greedy_takes_the_first_of_equals_and_both_zeros_are_equal() -> None:
@@ -158,7 +133,7 @@ def test_rows_that_cannot_be_drawn_from(filters: bool) -> None:
     logits[4, :299] = -INFINITY
     logits[5, 40:] = -INFINITY
     inputs = inputs_of(7, source, top_p=0.9 if filters else 1.0, filters=filters)
-    tokens, finite = draw_tokens(logits, inputs, 128)
+    tokens, finite = draw_tokens(logits, inputs, 64)
     assert finite.tolist() == [True, False, False, False, True, True, True]
     assert tokens[1:5].tolist() == [150, 77, 0, 299]
     assert torch.equal(tokens, expected(logits, inputs))
@@ -207,7 +182,7 @@ def test_logits_are_adjusted_as_by_the_reference(parts: tuple[str, ...], length:
         "penalties": penalties_of(source, rows, vocab, length),
     }
     inputs = sampling_inputs(rows, filters=False, **{name: made[name] for name in parts})
-    x, _, pieces = adjusted(logits, inputs, sums=False, block=128)
+    x, _, pieces = adjusted(logits, inputs, sums=False, block=64)
     torch.testing.assert_close(x, adjust(before, inputs), atol=1e-6, rtol=1e-6)
     assert torch.equal(logits, before)
     largest = pieces.at.gather(1, pieces.best.argmax(-1, keepdim=True))
@@ -248,7 +223,7 @@ def test_a_row_alone_draws_what_it_draws_in_a_batch() -> None:
         assert alone[0] == together[row]
 
 
-@pytest.mark.parametrize(("vocab", "k"), [(300, 5), (300, 0), (7, 20), (5000, 8), (40, 40)])
+@pytest.mark.parametrize(("vocab", "k"), [(300, 5), (300, 0), (7, 20), (5000, 20), (40, 40)])
 @pytest.mark.parametrize("tied", [False, True])
 def test_scores_are_the_references(vocab: int, k: int, tied: bool) -> None:
     source = Source(vocab + k)
@@ -280,53 +255,6 @@ def test_drafts_are_verified_as_by_the_reference() -> None:
         wanted = reference.build_verify(instance)(logits, drafts, lengths, given, inputs)
         assert torch.equal(found.token_ids, wanted.token_ids)
         assert torch.equal(found.counts, wanted.counts)
-
-
-def variants(calls: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
-    """What would be compiled for these calls: per kernel its constants and the types of its arguments. Nothing runs."""
-    found = set()
-
-    def note(kernel: Any, grid: Any) -> Callable[..., None]:
-        def launch(*args: Any, **named: Any) -> None:
-            assert all(x.data_ptr() % 16 == 0 for x in args if isinstance(x, torch.Tensor))
-            types = tuple(x.dtype if isinstance(x, torch.Tensor) else type(x) for x in args)
-            found.add((kernel.fn.__name__, types, tuple(named.items())))
-
-        return launch
-
-    with monkeypatch.context() as patch:
-        patch.setattr(InterpretedFunction, "__getitem__", note)
-        calls()
-    return found
-
-
-def test_every_kernel_is_compiled_by_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, rows, vocab = Source(2), 3, 300  # at 3 rows parts of one tensor would not be aligned
-    sample = TritonSample()
-    warmed = variants(lambda: sample.warm(torch.device("cpu"), vocab), monkeypatch)
-    kernel, logits = sample.build(SAMPLE.instance("test", torch.float32)), source.normal(rows, vocab)
-    parts = {
-        "penalties": penalties_of(source, rows, vocab, 40),
-        "bias": LogitBias(torch.tensor([0]), torch.tensor([7]), torch.tensor([2.0])),
-        "allowed": torch.full((rows, 10), -1, dtype=torch.int32),
-        "num_logprobs": 5,
-    }
-    steps = [
-        sampling_inputs(rows, all_greedy=greedy, filters=filters, **{name: parts[name] for name in names})
-        for number in range(len(parts) + 1)
-        for names in itertools.combinations(parts, number)
-        for greedy, filters in ((True, False), (False, False), (False, True))
-    ]
-
-    def serve() -> None:
-        for inputs in steps:
-            kernel(logits, inputs)
-        for k in (0, 1, 20):
-            TritonLogprobs().build(LOGPROBS.instance("test", torch.float32))(logits, torch.zeros(rows).long(), k)
-
-    served = variants(serve, monkeypatch)
-    assert len({name for name, *_ in served}) == 11
-    assert served == warmed
 
 
 def test_no_rows() -> None:

@@ -6,13 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
-from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
 from hardpoint_torch_gpu.kernels.sample_pieces import BEYOND, LOWEST, Pieces, pieces_of, row_best, sound
 
 
 @triton.jit
-def _rows(best_ptr, at_ptr, raw_ptr, ids_ptr, finite_ptr, pieces, PAD: tl.constexpr, AHEAD: tl.constexpr):
-    after_others(AHEAD)
+def _rows(best_ptr, at_ptr, raw_ptr, ids_ptr, finite_ptr, pieces, PAD: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     piece = tl.arange(0, PAD)
     best = tl.load(best_ptr + row * pieces + piece, mask=piece < pieces, other=LOWEST)
@@ -26,9 +24,7 @@ def first_largest(pieces: Pieces) -> tuple[torch.Tensor, torch.Tensor]:
     rows, device = len(pieces.best), pieces.best.device
     ids = torch.empty(rows, dtype=torch.int64, device=device)
     finite = torch.empty(rows, dtype=torch.int8, device=device)
-    _rows[(rows,)](
-        pieces.best, pieces.at, pieces.raw, ids, finite, pieces.count, PAD=pieces.pad, num_warps=1, **ahead(ids)
-    )
+    _rows[(rows,)](pieces.best, pieces.at, pieces.raw, ids, finite, pieces.count, PAD=pieces.pad, num_warps=1)
     return ids, finite.view(torch.bool)
 
 

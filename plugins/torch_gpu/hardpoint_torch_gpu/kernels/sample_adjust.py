@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from hardpoint_platforms.batch import LogitBias, Penalties, SamplingInputs
-from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
 from hardpoint_torch_gpu.kernels.sample_pieces import Pieces, pieces_of
 
 _BLOCK = 1024
@@ -20,8 +19,7 @@ _PROMPT: tl.constexpr = tl.constexpr(1 << 30)
 
 
 @triton.jit(do_not_specialize=["entries"])
-def _bias(x_ptr, rows_ptr, tokens_ptr, values_ptr, entries, vocab, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
-    after_others(AHEAD)
+def _bias(x_ptr, rows_ptr, tokens_ptr, values_ptr, entries, vocab, BLOCK: tl.constexpr):
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < entries
     value = tl.load(values_ptr + entry, mask=inside, other=0.0)
@@ -43,9 +41,8 @@ def _neutral(presence_ptr, frequency_ptr, repetition_ptr, row):
 @triton.jit(do_not_specialize=["length"])
 def _count(
     counts_ptr, history_ptr, prompts_ptr, presence_ptr, frequency_ptr, repetition_ptr, length, vocab,
-    BLOCK: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    after_others(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     if _neutral(presence_ptr, frequency_ptr, repetition_ptr, row):
         return
@@ -60,10 +57,8 @@ def _count(
 
 @triton.jit(do_not_specialize=["length"])
 def _penalize(
-    x_ptr, counts_ptr, history_ptr, presence_ptr, frequency_ptr, repetition_ptr, length, vocab, BLOCK: tl.constexpr,
-    AHEAD: tl.constexpr,
-):  # fmt: skip
-    after_others(AHEAD)
+    x_ptr, counts_ptr, history_ptr, presence_ptr, frequency_ptr, repetition_ptr, length, vocab, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     if _neutral(presence_ptr, frequency_ptr, repetition_ptr, row):
         return
@@ -88,7 +83,7 @@ def _add_bias(x: torch.Tensor, bias: LogitBias) -> None:
     if entries:
         _bias[(triton.cdiv(entries, _BLOCK),)](
             x, bias.rows.contiguous(), bias.tokens.contiguous(), bias.values.contiguous(), entries, x.shape[1],
-            BLOCK=_BLOCK, **ahead(x),
+            BLOCK=_BLOCK,
         )  # fmt: skip
 
 
@@ -101,9 +96,8 @@ def _add_penalties(x: torch.Tensor, penalties: Penalties) -> None:
     strengths = [part.contiguous() for part in (penalties.presence, penalties.frequency, penalties.repetition)]
     counts = torch.zeros((rows, vocab), dtype=torch.int32, device=x.device)
     grid = (rows, triton.cdiv(length, _BLOCK))
-    prompts, early = penalties.prompt_lengths.contiguous(), ahead(x)
-    _count[grid](counts, history, prompts, *strengths, length, vocab, BLOCK=_BLOCK, **early)
-    _penalize[grid](x, counts, history, *strengths, length, vocab, BLOCK=_BLOCK, **early)
+    _count[grid](counts, history, penalties.prompt_lengths.contiguous(), *strengths, length, vocab, BLOCK=_BLOCK)
+    _penalize[grid](x, counts, history, *strengths, length, vocab, BLOCK=_BLOCK)
 
 
 def adjusted(

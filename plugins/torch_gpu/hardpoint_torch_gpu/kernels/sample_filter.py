@@ -1,11 +1,9 @@
-"""Where a row's top-k and top-p end: found by counting, not by sorting, in pieces of the vocabulary side by side.
+"""Where a row's top-k and top-p end: found by counting, not by sorting.
 
-Logits order tokens as weights do. One launch counts them by how far they lie below the row's largest; that bounds where
-a filter ends to a range of keys. Each launch after it divides the range into bins, adds up what tokens or weights are
-in them, and goes on with the bin in which the filter ends, down to a single key: three launches at most, and three more
-where top-p follows top-k, since it is a share of what top-k leaves. Counts and fixed-point weights are integers, so
-every step is exact, in whatever order programs run. The last program of a row decides how to go on; a row that is done,
-or has no filter, costs a launch nothing.
+Logits order tokens as weights do. They are counted by how far they lie below the row's largest; the counts bound where
+the filters end to a few bins; the tokens in those are listed, and the last key that is kept is found among them by
+bisection. Its equals are kept in the order of their ids. Counts and fixed-point weights are integers, so every step is
+exact, in whatever order programs run.
 """
 
 from __future__ import annotations
@@ -17,32 +15,8 @@ import triton
 import triton.language as tl
 
 from hardpoint_platforms.batch import SamplingInputs
-from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
-from hardpoint_torch_gpu.kernels.sample_edge import (
-    ABOVE,
-    BINS,
-    COLUMNS,
-    COUNT,
-    DEPTH_AT,
-    DEPTHS,
-    DONE,
-    GOAL,
-    HIGH,
-    LOW,
-    MODE,
-    SHIFT,
-    WEIGHT,
-    at_goal,
-    count_bin,
-    depth_of,
-    depths,
-    everything,
-    last_of_row,
-    look_between,
-    look_for_count,
-    look_for_share,
-)
 from hardpoint_torch_gpu.kernels.sample_pieces import (
+    BEYOND,
     LOWEST,
     Pieces,
     fixed_weight,
@@ -55,16 +29,29 @@ from hardpoint_torch_gpu.kernels.sample_pieces import (
     warps_of,
 )
 
-#: Launches from a range of any length to one key, for top-k and then for top-p.
-_NARROWINGS = 6
-#: Programs of a launch, about twice as many as a large GPU runs side by side; more rows than that have one each.
-PROGRAMS = 768
+#: Bins of logits, the last one without an end, and how many hold a factor of e in weight.
+BINS: tl.constexpr = tl.constexpr(128)
+_PER: tl.constexpr = tl.constexpr(8.0)
+#: What float32 may be wrong by in a bound of a sum of weights.
+_SLACK: tl.constexpr = tl.constexpr(1e-3)
+#: Columns of the table of counts: one per bin, and the length of the row's list.
+_COLUMNS: tl.constexpr = tl.constexpr(129)
+#: The key of what is not to be counted: below every key.
+_NONE: tl.constexpr = tl.constexpr(-(1 << 40))
+#: Longest list of a row; where more tokens lie in the bins, the row itself is searched.
+LONGEST = 32768
 
 
 @triton.jit
 def _limit(top_k, vocab):
     """Tokens that top-k keeps."""
     return tl.where((top_k <= 0) | (top_k > vocab), vocab, top_k).to(tl.int32)
+
+
+@triton.jit
+def _searched(temperature, top_k, top_p, best, vocab):
+    """Whether a row's filters need more than a comparison per token."""
+    return (temperature > 0.0) & ((_limit(top_k, vocab) < vocab) | (top_p < 1.0)) & sound(best)
 
 
 @triton.jit
@@ -75,186 +62,292 @@ def _floor(min_p):
 
 
 @triton.jit
-def _left(x, top, inverse, floor, SCALE: tl.constexpr):
-    """int64: weights relative to the row's largest, 0 where min-p drops the token."""
-    return tl.where((x - top) * inverse >= floor, fixed_weight(x, top, inverse, SCALE), 0)
+def _depth(x, best, inverse):
+    """Bin of each logit."""
+    return tl.minimum((best - x) * inverse * _PER, BINS - 1.0).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["each"])
-def _begin(
-    x_ptr, best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, work_ptr, key_ptr, kept_ptr, floor_ptr, vocab,
-    pieces, each, SCALE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
+@triton.jit
+def _count_depths(
+    x_ptr, best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, counts_ptr, vocab, pieces, PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    after_others(AHEAD)
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    floor = _floor(tl.load(min_p_ptr + row))
-    if part == 0:
-        tl.store(key_ptr + row, LOWEST)
-        tl.store(kept_ptr + row, everything())
-        tl.store(floor_ptr + row, floor)
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature, best = tl.load(temperature_ptr + row), row_best(best_ptr, row, pieces, PAD)
-    limit, top_p = _limit(tl.load(top_k_ptr + row), vocab), tl.load(top_p_ptr + row)
-    if (temperature <= 0.0) | ((limit == vocab) & (top_p >= 1.0)) | (sound(best) == 0):
+    if _searched(temperature, tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), best, vocab) == 0:
         return
-    work, top, inverse = work_ptr + row * COLUMNS, from_key(best), inverse_of(temperature)
-    counts, total = tl.zeros([DEPTHS], tl.int32), tl.full([], 0, tl.int64)
-    for piece in range(part * each, tl.minimum(part * each + each, pieces)):
-        column = piece * BLOCK + tl.arange(0, BLOCK)
-        inside = column < vocab
-        x = tl.load(x_ptr + row * vocab + column, mask=inside, other=float("-inf"))
-        counts += tl.histogram(depth_of(x, top, inverse), DEPTHS, mask=inside)
-        if limit == vocab:
-            total += tl.sum(_left(x, top, inverse, floor, SCALE), 0)
-    tl.atomic_add(work + DEPTH_AT + tl.arange(0, DEPTHS), counts.to(tl.int64), mask=counts > 0, sem="relaxed")
-    tl.atomic_add(work + WEIGHT, total, sem="relaxed")
-    if last_of_row(work):
-        numbers = depths(work)
-        total = tl.load(work + WEIGHT, cache_modifier=".cg")
-        tl.store(work + WEIGHT, 0)
-        tl.store(work + DONE, 0)
-        if limit < vocab:
-            look_for_count(work, numbers, limit, best, temperature)
-        else:
-            lowest = tl.full([], LOWEST, tl.int64)
-            look_for_share(work, numbers, vocab, lowest, total, top_p, best, temperature, floor, SCALE)
+    column = piece * BLOCK + tl.arange(0, BLOCK)
+    inside = column < vocab
+    x = tl.load(x_ptr + row * vocab + column, mask=inside, other=float("-inf"))
+    counts = tl.histogram(_depth(x, from_key(best), inverse_of(temperature)), BINS, mask=inside)
+    tl.atomic_add(counts_ptr + row * _COLUMNS + tl.arange(0, BINS), counts, mask=counts > 0, sem="relaxed")
 
 
 @triton.jit
-def _add_bins(work, bins, value, within):
-    """Add the values of tokens within the range to its bins; all at once where they are in one, as of equal logits."""
-    first = tl.min(tl.where(within, bins, BINS), 0)
-    last = tl.max(tl.where(within, bins, -1), 0)
-    if first == last:
-        tl.atomic_add(work + first, tl.sum(tl.where(within, value, 0), 0), sem="relaxed")
-    else:
-        tl.atomic_add(work + bins, value, mask=within, sem="relaxed")
+def _bounds(counts, limit, top_p, floor, vocab):
+    """First and last bin in which a filter may end, of a row's int32 [BINS] counts."""
+    depth = tl.arange(0, BINS)
+    # Bins below min-p weigh nothing; the one it lies in, and its neighbours by rounding, may weigh anything less.
+    deepest = tl.minimum(-floor * _PER, BINS - 1.0).to(tl.int32)
+    number, bin_top = counts.to(tl.float32), depth.to(tl.float32) / _PER
+    high = tl.where(depth <= deepest + 1, number * tl.exp(-bin_top) * (1.0 + _SLACK), 0.0)
+    certain = (depth < deepest - 1) & (depth < BINS - 1)
+    low = tl.where(certain, number * tl.exp(-bin_top - 1.0 / _PER) * (1.0 - _SLACK), 0.0)
+    limited = limit < vocab
+    k_bin = tl.minimum(tl.sum((tl.cumsum(counts, 0) < limit).to(tl.int32), 0), BINS - 1)
+    most = tl.sum(tl.where(depth <= k_bin, high, 0.0), 0)
+    least = tl.sum(tl.where(depth < k_bin, low, 0.0), 0)
+    p_first = tl.sum((tl.cumsum(high, 0) < top_p * least * (1.0 - _SLACK)).to(tl.int32), 0)
+    p_last = tl.sum((tl.cumsum(low, 0) < top_p * most).to(tl.int32), 0)
+    p_first, p_last = tl.minimum(p_first, k_bin), tl.minimum(p_last, k_bin)
+    first = tl.where(top_p < 1.0, p_first, k_bin)
+    last = tl.where(limited, k_bin, p_last)
+    return first, last
 
 
 @triton.jit
-def _end_count(
-    work, key_ptr, kept_ptr, high, place, before, goal, values, column, limit, top_p, best, temperature, floor,
-    SCALE: tl.constexpr,
+def _list_edge(
+    x_ptr, best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, counts_ptr, list_ptr, head_ptr, total_ptr,
+    vocab, pieces, room, SCALE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Top-k ends at a key: keep that; then look for top-p's end in what is left, if the row has any."""
-    top, inverse = from_key(best), inverse_of(temperature)
-    kept = goal - before
-    tl.store(key_ptr, (high - place).to(tl.int32))
-    tl.store(kept_ptr, kept)
-    tl.store(work + MODE, 0)
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature, best = tl.load(temperature_ptr + row), row_best(best_ptr, row, pieces, PAD)
+    top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
+    if _searched(temperature, top_k, top_p, best, vocab) == 0:
+        return
+    floor, top, inverse = _floor(tl.load(min_p_ptr + row)), from_key(best), inverse_of(temperature)
+    counts = tl.load(counts_ptr + row * _COLUMNS + tl.arange(0, BINS))
+    first, last = _bounds(counts, _limit(top_k, vocab), top_p, floor, vocab)
+    column = piece * BLOCK + tl.arange(0, BLOCK)
+    inside = column < vocab
+    x = tl.load(x_ptr + row * vocab + column, mask=inside, other=float("-inf"))
+    depth = _depth(x, top, inverse)
     if top_p < 1.0:
-        each = _left(from_key((high - column).to(tl.int32)), top, inverse, floor, SCALE)
-        number = tl.where(column < place, values, tl.where(column == place, kept, 0))
-        total = tl.load(work + WEIGHT, cache_modifier=".cg") + tl.sum(tl.where(number > 0, number * each, 0), 0)
-        counts = depths(work)
-        look_for_share(
-            work, counts, count_bin(counts, limit), high - place, total, top_p, best, temperature, floor, SCALE
-        )
-    tl.store(work + WEIGHT, 0)
+        weight = tl.where((x - top) * inverse >= floor, fixed_weight(x, top, inverse, SCALE), 0)
+        tl.store(head_ptr + row * pieces + piece, tl.sum(tl.where(depth < first, weight, 0), 0))
+        tl.store(total_ptr + row * pieces + piece, tl.sum(weight, 0))
+    listed = (inside & (depth >= first) & (depth <= last)).to(tl.int32)
+    found = tl.sum(listed, 0)
+    if found > 0:
+        base = tl.atomic_add(counts_ptr + row * _COLUMNS + BINS, found, sem="relaxed")
+        place = base + tl.cumsum(listed, 0) - 1
+        tl.store(list_ptr + row * room + place, column, mask=(listed > 0) & (place < room))
 
 
 @triton.jit
-def _end_share(work, key_ptr, kept_ptr, edge, missing, best, temperature, SCALE: tl.constexpr):
-    """Top-p ends at a key, whose equals are kept until their weight is what is missing, or top-k ends among them."""
-    each = fixed_weight(from_key(edge.to(tl.int32)), from_key(best), inverse_of(temperature), SCALE)
-    each = tl.maximum(each, 1)
-    kept = tl.maximum((missing + each - 1) // each, 1)
-    kept = tl.where(tl.load(key_ptr) == edge, tl.minimum(kept, tl.load(kept_ptr)), kept)
-    tl.store(key_ptr, edge.to(tl.int32))
-    tl.store(kept_ptr, kept)
-    tl.store(work + MODE, 0)
-
-
-@triton.jit(do_not_specialize=["each"])
-def _narrow(
-    x_ptr, best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, work_ptr, key_ptr, kept_ptr, floor_ptr, vocab, pieces,
-    each, SCALE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
+def _entries(
+    x_ptr, list_ptr, row, at, span, vocab, room, top, inverse, floor, first, last, SCALE: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
-    after_others(AHEAD)
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    work = work_ptr + row * COLUMNS
-    mode = tl.load(work + MODE)
-    if mode == 0:
-        return
-    low, high, shift, goal = (
-        tl.load(work + LOW), tl.load(work + HIGH), tl.load(work + SHIFT), tl.load(work + GOAL)
-    )  # fmt: skip
-    temperature, best = tl.load(temperature_ptr + row), row_best(best_ptr, row, pieces, PAD)
-    floor, top_p = tl.load(floor_ptr + row), tl.load(top_p_ptr + row)
-    top, inverse, weighed = from_key(best), inverse_of(temperature), (mode == COUNT) & (top_p < 1.0)
-    above, heavy = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
-    for piece in range(part * each, tl.minimum(part * each + each, pieces)):
-        if tl.load(best_ptr + row * pieces + piece) >= low:
-            column = piece * BLOCK + tl.arange(0, BLOCK)
-            inside = column < vocab
-            x = tl.load(x_ptr + row * vocab + column, mask=inside, other=float("-inf"))
-            key, first, last = order_key(x), low.to(tl.int32), high.to(tl.int32)
-            weight = _left(x, top, inverse, floor, SCALE)
-            value = tl.where(mode == COUNT, 1, weight)
-            higher = inside & (key > last)
-            above += tl.sum(tl.where(higher, value, 0), 0)
-            if weighed:
-                heavy += tl.sum(tl.where(higher, weight, 0), 0)
-            within = inside & (key >= first) & (key <= last) & (value > 0)
-            below = (last - key).to(tl.uint32, bitcast=True)  # up to 32 bits of range
-            _add_bins(work, (below >> shift.to(tl.uint32)).to(tl.int32), value, within)
-    tl.atomic_add(work + ABOVE, above, mask=above > 0, sem="relaxed")
-    tl.atomic_add(work + WEIGHT, heavy, mask=heavy > 0, sem="relaxed")
-    if last_of_row(work):
-        bins = tl.arange(0, BINS)
-        place, before, values = at_goal(work, goal, bins)
-        if shift > 0:
-            high -= place << shift
-            low = tl.maximum(low, high - (tl.full([], 1, tl.int64) << shift) + 1)
-            tl.store(work + WEIGHT, 0)
-            look_between(work, mode, goal, low, high)
-        elif mode == COUNT:
-            limit = _limit(tl.load(top_k_ptr + row), vocab)
-            _end_count(
-                work, key_ptr + row, kept_ptr + row, high, place, before, goal, values, bins, limit, top_p, best,
-                temperature, floor, SCALE,
+    """Keys, weights (both int64) and ids of a stretch of the list, or of the row. Outside the bins keys are _NONE."""
+    place = at + tl.arange(0, CHUNK)
+    from_list = span <= room
+    token = tl.load(list_ptr + row * room + place, mask=place < tl.where(from_list, span, 0), other=0)
+    token = tl.where(from_list, token, place)
+    x = tl.load(x_ptr + row * vocab + token, mask=place < span, other=float("-inf"))
+    depth = _depth(x, top, inverse)
+    there = (place < span) & (depth >= first) & (depth <= last)
+    weight = tl.where((x - top) * inverse >= floor, fixed_weight(x, top, inverse, SCALE), 0)
+    return tl.where(there, order_key(x).to(tl.int64), _NONE), weight, token
+
+
+@triton.jit
+def _above(
+    keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, key,
+    SCALE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """How many in the bins have this key or a larger one, int32, and their weight, int64.
+
+    keys, weights: of the first stretch, which stays in registers.
+    """
+    number = (keys >= key).to(tl.int32)
+    weight = tl.where(keys >= key, weights, 0)
+    for at in range(CHUNK, span, CHUNK):
+        more, heavy, _ = _entries(
+            x_ptr, list_ptr, row, at, span, vocab, room, top, inverse, floor, first, last, SCALE, CHUNK
+        )
+        number += (more >= key).to(tl.int32)
+        weight += tl.where(more >= key, heavy, 0)
+    return tl.sum(number, 0), tl.sum(weight, 0)
+
+
+@triton.jit
+def _level(
+    keys, ids, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, key, highest,
+    SCALE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """How many in the bins have this very key and an id up to `highest`."""
+    number = ((keys == key) & (ids <= highest)).to(tl.int32)
+    for at in range(CHUNK, span, CHUNK):
+        more, _, token = _entries(
+            x_ptr, list_ptr, row, at, span, vocab, room, top, inverse, floor, first, last, SCALE, CHUNK
+        )
+        number += ((more == key) & (token <= highest)).to(tl.int32)
+    return tl.sum(number, 0)
+
+
+@triton.jit
+def _k_edge(
+    keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, low, high, wanted,
+    SCALE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Key of the token that is the `wanted`-th in the bins, how many of its equals stay, and the weight of all."""
+    while low < high:
+        middle = low + ((high - low + 1) >> 1)
+        number, _ = _above(
+            keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, middle, SCALE,
+            CHUNK,
+        )  # fmt: skip
+        low = tl.where(number >= wanted, middle, low)
+        high = tl.where(number >= wanted, high, middle - 1)
+    number, weight = _above(
+        keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, low + 1, SCALE, CHUNK
+    )
+    logit, kept = from_key(low.to(tl.int32)), (wanted - number).to(tl.int64)
+    each = tl.where((logit - top) * inverse >= floor, fixed_weight(logit, top, inverse, SCALE), 0)
+    return low, kept, weight + kept * each
+
+
+@triton.jit
+def _p_edge(
+    keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, low, high, goal,
+    SCALE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Key with which the weight in the bins reaches `goal`, and how many of its equals that takes."""
+    while low < high:
+        middle = low + ((high - low + 1) >> 1)
+        _, weight = _above(
+            keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, middle, SCALE,
+            CHUNK,
+        )  # fmt: skip
+        low = tl.where(weight >= goal, middle, low)
+        high = tl.where(weight >= goal, high, middle - 1)
+    _, weight = _above(
+        keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, low + 1, SCALE, CHUNK
+    )
+    each = tl.maximum(fixed_weight(from_key(low.to(tl.int32)), top, inverse, SCALE), 1)
+    return low, tl.maximum((goal - weight + each - 1) // each, 1)
+
+
+@triton.jit
+def _last_id(
+    keys, ids, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, key, kept,
+    SCALE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The id of the `kept`-th token that has this key; `vocab` where all of them stay."""
+    found = vocab
+    equals = _level(
+        keys, ids, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, key, vocab, SCALE, CHUNK
+    )
+    if kept < equals:
+        low, high = vocab * 0, vocab - 1
+        while low < high:
+            middle = (low + high) // 2
+            number = _level(
+                keys, ids, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, key, middle,
+                SCALE, CHUNK,
             )  # fmt: skip
-        else:
-            _end_share(work, key_ptr + row, kept_ptr + row, high - place, goal - before, best, temperature, SCALE)
+            high = tl.where(number >= kept, middle, high)
+            low = tl.where(number >= kept, low, middle + 1)
+        found = low
+    return found
+
+
+@triton.jit
+def _edge(
+    x_ptr, best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, counts_ptr, list_ptr, head_ptr, total_ptr,
+    key_ptr, last_ptr, floor_ptr, vocab, pieces, room, SCALE: tl.constexpr, PAD: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    temperature, best = tl.load(temperature_ptr + row), row_best(best_ptr, row, pieces, PAD)
+    top_k, top_p, floor = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), _floor(tl.load(min_p_ptr + row))
+    tl.store(floor_ptr + row, floor)
+    edge, kept = tl.full([], LOWEST, tl.int64), tl.full([], BEYOND, tl.int64)
+    last_id = vocab
+    if _searched(temperature, top_k, top_p, best, vocab):
+        limit, top, inverse = _limit(top_k, vocab), from_key(best), inverse_of(temperature)
+        bins, piece = tl.arange(0, BINS), tl.arange(0, PAD)
+        counts = tl.load(counts_ptr + row * _COLUMNS + bins)
+        first, last = _bounds(counts, limit, top_p, floor, vocab)
+        span = tl.load(counts_ptr + row * _COLUMNS + BINS)
+        span = tl.where(span <= room, span, vocab)
+        keys, weights, ids = _entries(
+            x_ptr, list_ptr, row, 0, span, vocab, room, top, inverse, floor, first, last, SCALE, CHUNK
+        )
+        lowest, highest = tl.where(keys == _NONE, BEYOND, keys), keys
+        for at in range(CHUNK, span, CHUNK):
+            more, _, _ = _entries(
+                x_ptr, list_ptr, row, at, span, vocab, room, top, inverse, floor, first, last, SCALE, CHUNK
+            )
+            lowest = tl.minimum(lowest, tl.where(more == _NONE, BEYOND, more))
+            highest = tl.maximum(highest, more)
+        bottom, ceiling = tl.min(lowest, 0), tl.max(highest, 0)
+        summed = piece < tl.where(top_p < 1.0, pieces, 0)
+        head = tl.sum(tl.load(head_ptr + row * pieces + piece, mask=summed, other=0), 0)
+        total = tl.sum(tl.load(total_ptr + row * pieces + piece, mask=summed, other=0), 0)
+        if limit < vocab:
+            wanted = limit - tl.sum(tl.where(bins < first, counts, 0), 0)
+            edge, kept, total = _k_edge(
+                keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, bottom,
+                ceiling, wanted, SCALE, CHUNK,
+            )  # fmt: skip
+            total += head
+        if top_p < 1.0:
+            goal = tl.maximum(tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
+            low, missing = _p_edge(
+                keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, bottom,
+                ceiling, goal - head, SCALE, CHUNK,
+            )  # fmt: skip
+            kept = tl.where(low > edge, missing, tl.minimum(kept, missing))
+            edge = tl.maximum(low, edge)
+        last_id = _last_id(
+            keys, ids, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, edge, kept, SCALE,
+            CHUNK,
+        )  # fmt: skip
+    tl.store(key_ptr + row, edge.to(tl.int32))
+    tl.store(last_ptr + row, last_id)
 
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """What the filters of R rows keep: logits above a key, and of its equals the first ones by id.
+    """What the filters of R rows keep: logits above a key, and of the equals those whose ids are not too high.
 
     Attributes:
-        key: int32 [R], of the last logit that is kept. kept: int64 [R], how many of those that have it.
+        key: int32 [R], of the last logit that is kept. last: int32 [R], the last of the ids that have it.
         floor: float32 [R], lowest (logit - max) / temperature that min-p keeps.
     """
 
     key: torch.Tensor
-    kept: torch.Tensor
+    last: torch.Tensor
     floor: torch.Tensor
 
 
 def edges_of(
-    x: torch.Tensor, temperature: torch.Tensor, inputs: SamplingInputs, pieces: Pieces, programs: int = PROGRAMS
+    x: torch.Tensor, temperature: torch.Tensor, inputs: SamplingInputs, pieces: Pieces, longest: int = LONGEST
 ) -> Edges:
-    """Of adjusted logits float32 [R, V] whose pieces these are, by about so many programs a launch."""
+    """Of adjusted logits float32 [R, V] whose pieces these are. `longest`: of the list that is searched."""
     rows, vocab = x.shape
-    device, count, block = x.device, pieces.count, pieces.block
+    device, count, room = x.device, pieces.count, min(vocab, longest)
     asked = (temperature, inputs.top_k.contiguous(), inputs.top_p.contiguous())
-    work = torch.zeros((rows, COLUMNS.value), dtype=torch.int64, device=device)
+    min_p = inputs.min_p.contiguous()
+    counts = torch.zeros((rows, _COLUMNS.value), dtype=torch.int32, device=device)
+    listed = torch.empty((rows, room), dtype=torch.int32, device=device)
+    head, total = torch.empty((2, rows, count), dtype=torch.int64, device=device)
     found = Edges(
         torch.empty(rows, dtype=torch.int32, device=device),
-        torch.empty(rows, dtype=torch.int64, device=device),
+        torch.empty(rows, dtype=torch.int32, device=device),
         torch.empty(rows, dtype=torch.float32, device=device),
     )
-    each = triton.cdiv(count, min(count, triton.cdiv(programs, rows)))
-    grid = (rows, triton.cdiv(count, each))
-    sizes = {"SCALE": scale_of(vocab), "PAD": pieces.pad, "BLOCK": block, **ahead(x)}
-    _begin[grid](
-        x, pieces.best, *asked, inputs.min_p.contiguous(), work, found.key, found.kept, found.floor, vocab, count, each,
-        **sizes, num_warps=warps_of(2 * block),
+    grid, warps, scale = (rows, count), warps_of(pieces.block), scale_of(vocab)
+    _count_depths[grid](
+        x, pieces.best, *asked, counts, vocab, count, PAD=pieces.pad, BLOCK=pieces.block, num_warps=warps
+    )
+    _list_edge[grid](
+        x, pieces.best, *asked, min_p, counts, listed, head, total, vocab, count, room, SCALE=scale,
+        PAD=pieces.pad, BLOCK=pieces.block, num_warps=warps,
     )  # fmt: skip
-    for _ in range(_NARROWINGS):
-        # Many warps, as a program holds all bins in registers in the end.
-        _narrow[grid](
-            x, pieces.best, *asked, work, found.key, found.kept, found.floor, vocab, count, each, **sizes,
-            num_warps=min(max(block // 128, 4), 16),
-        )  # fmt: skip
+    _edge[(rows,)](
+        x, pieces.best, *asked, min_p, counts, listed, head, total, found.key, found.last, found.floor, vocab, count,
+        room, SCALE=scale, PAD=pieces.pad, CHUNK=2048, num_warps=8,
+    )  # fmt: skip
     return found

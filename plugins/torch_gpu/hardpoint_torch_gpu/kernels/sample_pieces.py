@@ -12,16 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
-from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
-
 #: Below every key, and above every token.
 LOWEST: tl.constexpr = tl.constexpr(-2147483648)
 BEYOND: tl.constexpr = tl.constexpr(2147483647)
-#: Keys of both infinities.
-NEGATIVE_INFINITY: tl.constexpr = tl.constexpr(-2139095041)
+_NEGATIVE_INFINITY: tl.constexpr = tl.constexpr(-2139095041)
 _INFINITY: tl.constexpr = tl.constexpr(2139095040)
-#: Lowest temperature; lower ones are as this.
-COLDEST: tl.constexpr = tl.constexpr(1e-30)
+_COLDEST: tl.constexpr = tl.constexpr(1e-30)
 
 
 @triton.jit
@@ -40,13 +36,13 @@ def from_key(key):
 @triton.jit
 def sound(key):
     """Whether a row whose largest key this is can be drawn from."""
-    return (key > NEGATIVE_INFINITY) & (key < _INFINITY)
+    return (key > _NEGATIVE_INFINITY) & (key < _INFINITY)
 
 
 @triton.jit
 def inverse_of(temperature):
     """1 / temperature."""
-    return 1.0 / tl.maximum(temperature, COLDEST)
+    return 1.0 / tl.maximum(temperature, _COLDEST)
 
 
 @triton.jit
@@ -67,9 +63,8 @@ def row_best(best_ptr, row, pieces, PAD: tl.constexpr):
 def _pieces(
     x_ptr, allowed_ptr, out_ptr, temperature_ptr, best_ptr, at_ptr, raw_ptr, sum_ptr, vocab, words, pieces,
     SCALE: tl.constexpr, ALLOWED: tl.constexpr, WRITE: tl.constexpr, SUMS: tl.constexpr, TEMPERED: tl.constexpr,
-    BLOCK: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    after_others(AHEAD)
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = row * pieces + piece
     column = piece * BLOCK + tl.arange(0, BLOCK)
@@ -147,14 +142,13 @@ def pieces_of(
     rows, vocab = logits.shape
     block = block or block_of(vocab)
     count = triton.cdiv(vocab, block)
-    # Each of its own: kernels are compiled for pointers that are aligned, and views of one would be now and then.
-    best, at, raw = (torch.empty((rows, count), dtype=torch.int32, device=logits.device) for _ in range(3))
+    best, at, raw = torch.empty((3, rows, count), dtype=torch.int32, device=logits.device)
     total = torch.empty((rows, count), dtype=torch.int64, device=logits.device) if sums else None
     mask = best if allowed is None else allowed
     _pieces[(rows, count)](
         logits, mask, logits if out is None else out, logits if temperature is None else temperature, best, at, raw,
         best if total is None else total, vocab, mask.shape[1], count, SCALE=scale_of(vocab),
         ALLOWED=allowed is not None, WRITE=out is not None, SUMS=sums, TEMPERED=temperature is not None, BLOCK=block,
-        num_warps=warps_of(block), **ahead(logits),
+        num_warps=warps_of(block),
     )  # fmt: skip
     return Pieces(block, count, best, at, best if out is None else raw, total)

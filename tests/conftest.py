@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PACKAGES = {"hardpoint": "core", "hardpoint_platforms": "platforms", "hardpoint_cpu": "plugins/cpu"}
+#: Folders with many like cases, of which every n-th runs; HARDPOINT_TEST_EVERY=N says otherwise for all of them.
+#: Triton's interpreter takes its time, and a GPU runs all of these in the conformance kit.
+EVERY = {"tests/reference/cpu/native": 1, "tests/reference/torch_gpu": 2}
 
 # Several test processes share few cores: one thread each, also for the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,9 +29,21 @@ def pytest_configure(config: pytest.Config) -> None:
         if where is None or not where.is_relative_to(CHECKOUT / folder):
             raise pytest.UsageError(
                 f"`{package}` is imported from {where or 'nowhere'}, not from {CHECKOUT / folder}.\n"
-                "Run `make setup`, or `python -m pip install -r requirements-dev.txt`, in this checkout, and "
-                "use its .venv/bin/pytest."
+                "Run `make setup` in this checkout, and use its .venv/bin/pytest."
             )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases that `EVERY` says; each test keeps its first."""
+    every = {CHECKOUT / folder: int(os.environ.get("HARDPOINT_TEST_EVERY", n)) for folder, n in EVERY.items()}
+    seen, kept, left = Counter[str](), [], []
+    for item in items:
+        name, n = item.nodeid.partition("[")[0], next((every[f] for f in item.path.parents if f in every), 1)
+        (kept if seen[name] % n == 0 else left).append(item)
+        seen[name] += 1
+    items[:] = kept
+    if left:
+        config.hook.pytest_deselected(items=left)
 
 
 def _location(package: str) -> Path | None:

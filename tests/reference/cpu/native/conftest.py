@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,20 +33,6 @@ from hardpoint_platforms.program import StepInputs, StepOutputs
 from hardpoint_platforms.reference.platform import ReferenceDevice
 from hardpoint_platforms.reference.providers import reference_providers
 from hardpoint_platforms.state_cache import CacheLayout
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """HARDPOINT_TEST_EVERY=N leaves N - 1 of N cases of this folder out; each test keeps its first."""
-    every, here, seen = int(os.environ.get("HARDPOINT_TEST_EVERY", "1")), Path(__file__).parent, Counter[str]()
-    kept: list[pytest.Item] = []
-    left: list[pytest.Item] = []
-    for item in items:
-        name = item.nodeid.partition("[")[0]
-        (kept if here not in item.path.parents or seen[name] % every == 0 else left).append(item)
-        seen[name] += 1
-    items[:] = kept
-    if left:
-        config.hook.pytest_deselected(items=left)
 
 
 @pytest.fixture(scope="session")

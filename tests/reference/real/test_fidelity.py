@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.reference, pytest.mark.real_model]
 
 #: English, a licence, Python, French, German, sums: a text of our own.
 TEXT = Path(__file__).with_name("varied.txt")
-TOKENS, PIECE = 2000, 250
+PIECE = 250
+#: Tokens compared; the vocabulary of Gemma is five times as wide, and takes a minute for 2,000.
+TOKENS = {"smollm2": 2000, "gemma3": 750}
 #: Mean Kullback-Leibler divergence in nats.
 BOUND = 0.005
 
@@ -59,7 +61,7 @@ def test_distributions_stay_close(which: str, request: Any) -> None:
     ids = tokenizer.encode(TEXT.read_text(encoding="utf-8"), add_special_tokens=False)
     start = [tokenizer.bos_token_id] if which == "gemma3" else []  # far from sense without its first token
     step = PIECE - len(start)
-    pieces = [start + ids[at : at + step] for at in range(0, TOKENS, step)]
+    pieces = [start + ids[at : at + step] for at in range(0, TOKENS[which], step)]
     served, peer = Served(path), load_peer(ModelConfig(str(path)))
     divergences, agreed = [], 0
     with torch.inference_mode():
@@ -70,7 +72,7 @@ def test_distributions_stay_close(which: str, request: Any) -> None:
             agreed += int((theirs.argmax(-1) == ours.argmax(-1)).sum())
     served.device.close()
     divergence = torch.cat(divergences)
-    assert len(divergence) >= TOKENS
+    assert len(divergence) >= TOKENS[which]
     mean, most, same = float(divergence.mean()), float(divergence.max()), agreed / len(divergence)
     print(f"{which}: mean KL {mean:.5f}, largest {most:.3f}, same best token {same:.3f}")
     assert 1e-6 < mean < BOUND  # more than nothing: the peer is another program, and activations are rounded

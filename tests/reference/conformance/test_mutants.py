@@ -42,8 +42,12 @@ def test_there_are_enough() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_fault_is_caught(fault: Fault, sound: frozenset[str]) -> None:
-    report = run(fault)
-    found = [verdict for verdict in report.failures() if verdict.case not in sound]
+    # What is free on the host moves with other programs, which may hide a leak from one look.
+    for _ in range(3 if "memory" in fault.groups else 1):
+        report = run(fault)
+        found = [verdict for verdict in report.failures() if verdict.case not in sound]
+        if found:
+            break
     assert found, f"{len(report.verdicts)} checks of {fault.groups} pass"
     for verdict in found:
         assert verdict.message.startswith("mutant-hardpoint 0: ")

@@ -52,7 +52,8 @@ def execute(args: argparse.Namespace) -> int:
 def serve(config: EngineConfig, server: ServerConfig, started: float) -> int:
     """Start the engine process, and load everything of the front end while it loads the model."""
     from hardpoint.engine.launch import launch_engine
-    from hardpoint.engine.startup import give_back_memory, lasting_objects
+    from hardpoint.engine.startup import lasting_objects
+    from hardpoint_platforms.host_memory import give_back_memory
 
     launched = launch_engine()
     progress = console.ProgressLine()

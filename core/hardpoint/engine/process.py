@@ -27,10 +27,11 @@ import msgspec
 from hardpoint.config.engine import EngineConfig
 from hardpoint.engine.launch import Launched, launch_engine
 from hardpoint.engine.lifecycle import BuiltEngine, Pulse, serve_engine
-from hardpoint.engine.startup import give_back_memory, lasting_objects
+from hardpoint.engine.startup import lasting_objects
 from hardpoint.protocol.channel import Addresses, EngineChannel, FrontChannel, PulseSender
 from hardpoint.protocol.codec import check_version
 from hardpoint.protocol.messages import PROTOCOL_VERSION, Heartbeat
+from hardpoint_platforms.host_memory import give_back_memory
 
 log = logging.getLogger(__name__)
 

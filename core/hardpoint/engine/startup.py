@@ -1,8 +1,7 @@
-"""What a process that will serve for long does around its start: no garbage collector, and memory given back after."""
+"""What a process that will serve for long does around its start: no garbage collector."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,12 +22,3 @@ def lasting_objects() -> Iterator[None]:
         gc.freeze()
         if before:
             gc.enable()
-
-
-def give_back_memory() -> None:
-    """Return what start-up has freed to the system, where the C library keeps it otherwise (glibc does)."""
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return
-    trim(ctypes.c_size_t(0))

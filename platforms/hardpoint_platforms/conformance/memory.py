@@ -14,6 +14,7 @@ from hardpoint_platforms.conformance.contracts import short
 from hardpoint_platforms.conformance.subject import Subject
 from hardpoint_platforms.device import Device, MemoryInfo
 from hardpoint_platforms.errors import OutOfDeviceMemory
+from hardpoint_platforms.host_memory import give_back_memory
 from hardpoint_platforms.ops.samples import Source
 
 #: What the engine moves, besides the dtypes that the device computes and caches in.
@@ -147,6 +148,7 @@ def _cycles(subject: Subject, seed: int) -> Measure:
     for _ in range(50):  # caches fill first
         _cycle(device, host)
     device.synchronize()
+    give_back_memory()
     before = _held(device)
     for _ in range(CYCLES):
         _cycle(device, host)

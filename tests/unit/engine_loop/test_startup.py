@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hardpoint.engine.startup import give_back_memory, lasting_objects
+from hardpoint.engine.startup import lasting_objects
+from hardpoint_platforms.host_memory import give_back_memory
 
 
 @pytest.fixture(autouse=True)

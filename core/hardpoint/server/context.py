@@ -51,13 +51,21 @@ class ContextMiddleware:
         scope[REQUEST_ID] = request_id
         scope[ARRIVED] = arrived
         header = (b"x-request-id", request_id.encode())
-        status = 0
+        status, finished = 0, False
+
+        def finish() -> None:
+            nonlocal finished
+            if not finished:
+                finished = True
+                self._finish(scope, request_id, status, time.perf_counter() - arrived)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), header]
+            elif not message.get("more_body", False):
+                finish()  # before the last byte leaves: who has the answer finds it counted
             await send(message)
 
         try:
@@ -67,7 +75,7 @@ class ContextMiddleware:
             if status == 0:
                 await error_response(exc)(scope, receive, send_with_id)
         finally:
-            self._finish(scope, request_id, status, time.perf_counter() - arrived)
+            finish()
 
     def _finish(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "other"

@@ -131,7 +131,7 @@ class ParameterBook:
             return weight
 
         loads = ((load, task.elements) for task in self._tasks for load in task.parts.values())
-        with ReadAhead(loads, join=_is_host(device)) as read:
+        with ReadAhead(loads, join=device.capabilities().unified_memory) as read:
             for task in self._tasks:
                 with _host_threads(task.elements):
                     weights = {name: fetch(load) for name, load in task.parts.items()}
@@ -173,12 +173,6 @@ def _host_threads(elements: int) -> Iterator[None]:
 
 
 _QUANT_PARTS = ("values", "scales", "offsets", "super_scales", "super_offsets", "codebook")
-
-
-def _is_host(device: Device) -> bool:
-    """Whether the device computes on host memory as it lies: what readers join need not be moved."""
-    probe = torch.zeros(1)
-    return device.to_device(probe) is probe
 
 
 def _to_device(device: Device, weight: Weight | Pieces, shared: bool) -> Weight:

@@ -26,7 +26,10 @@ class ReadAhead:
     """
 
     def __init__(self, loads: Iterable[tuple[Load, int]], *, join: bool) -> None:
-        """`loads`: what is asked for later, in about that order, with the numbers in each. `join`: pieces too."""
+        """`loads`: what is asked for later, in about that order, with the numbers in each.
+
+        join: whether pieces are joined here, too; else by whoever moves them.
+        """
         self._coming = deque(dict(loads).items())
         self._join = join
         self._read: dict[Load, tuple[Future[Weight | Pieces], int]] = {}

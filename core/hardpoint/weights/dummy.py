@@ -32,6 +32,7 @@ class DummySource(WeightSource):
         self._seed = seed
         self._dtype = dtype
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._numbers: torch.Tensor | None = None
         self._runs: dict[tuple[float, float], torch.Tensor] = {}
         self._lock = threading.Lock()  # weights are read on several threads
 
@@ -67,10 +68,11 @@ class DummySource(WeightSource):
     def _run(self, scale: float, shift: float) -> torch.Tensor:
         """The run with a scale and a shift; there are few of these."""
         with self._lock:
-            if (scale, shift) not in self._runs:
+            if self._numbers is None:
                 generator = torch.Generator().manual_seed(self._seed & 0xFFFF_FFFF)
-                numbers = torch.randn(_RUN, generator=generator, dtype=torch.float32)
-                self._runs[scale, shift] = (numbers * scale + shift).to(self._dtype)
+                self._numbers = torch.randn(_RUN, generator=generator, dtype=torch.float32)
+            if (scale, shift) not in self._runs:
+                self._runs[scale, shift] = (self._numbers * scale + shift).to(self._dtype)
             return self._runs[scale, shift]
 
     def describe(self, name: str) -> str:

@@ -76,11 +76,12 @@ class ModelRunner:
         self._last = last = self._stages[-1]
         self._device = last.device
         self._page_tokens = parts.stages[-1].layout.page_tokens
+        self._warm_up_length = min(8, parts.max_model_len - 1)
         #: Whether a decode and a prompt may share a step here.
         self._mixes = (
             all(stage.device.capabilities().limits.mixed for stage in parts.stages)
             and parts.max_num_seqs > 1
-            and parts.max_batch_tokens > min(8, parts.max_model_len - 1)
+            and parts.max_batch_tokens > self._warm_up_length
         )
         self._table = SequenceTable(last.device, parts.max_num_seqs, parts.max_model_len, last.model.vocab_size)
         self._sampling = SamplingBatchBuilder(last.device, self._table)
@@ -93,7 +94,7 @@ class ModelRunner:
 
         groups: cache groups of the layout.
         """
-        length = min(8, self._table.max_len - 1)
+        length = self._warm_up_length
         page = tuple(np.zeros((1, length // self._page_tokens + 1), np.int32) for _ in range(groups))
 
         def sequence(row: int) -> NewSequence:

@@ -79,9 +79,10 @@ class FlashPlanner(GpuPlanner):
 
     def plan(self, batch: AttentionBatch) -> GpuPlan:
         plan = super().plan(batch)
-        lengths = np.diff(batch.query_start[: batch.num_requests + 1])
-        rows = np.flatnonzero(lengths > 1)
-        if not len(rows) or rows[-1] - rows[0] + 1 != len(rows):
+        if not len(plan.tile_rows):
+            return plan
+        rows = np.flatnonzero(np.diff(batch.query_start[: batch.num_requests + 1]) > 1)
+        if rows[-1] - rows[0] + 1 != len(rows):
             return plan
         first, last = int(batch.query_start[rows[0]]), int(batch.query_start[rows[-1] + 1])
         run = cache(partial(self._run, batch, rows))

@@ -89,6 +89,8 @@ class GraphProgram(Program):
         self._by_dtype: dict[torch.dtype, tuple[list[int], list[torch.Tensor]]] = {}
 
     def prepare(self, inputs: StepInputs, state: State, weights: Weights) -> State:
+        if self._builder.refusal:
+            return state
         self._static = mapped(inputs, torch.clone)
         self._constants = constants(inputs)
         self._state, self._weights = state, weights
@@ -96,8 +98,6 @@ class GraphProgram(Program):
             places, targets = self._by_dtype.setdefault(tensor.dtype, ([], []))
             places.append(place)
             targets.append(tensor)
-        if self._builder.refusal:
-            return state
         try:
             self._record(state, weights)
         except RuntimeError as error:

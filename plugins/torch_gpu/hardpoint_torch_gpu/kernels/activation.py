@@ -25,7 +25,7 @@ def _tanh(x):
 
 
 @triton.jit
-def _function(x, KIND: tl.constexpr):
+def activated(x, KIND: tl.constexpr):
     if KIND == 0:
         return x / (1.0 + tl.exp(-x))
     elif KIND == 1:
@@ -63,9 +63,9 @@ def _activate(
         if LIMIT:
             gate = tl.minimum(gate, limit)
             up = tl.minimum(tl.maximum(up, -limit), limit)
-        y = _function(gate, KIND) * (up + offset)
+        y = activated(gate, KIND) * (up + offset)
     else:
-        y = _function(tl.load(x_ptr + row * inner + column, mask=inside, other=0.0).to(tl.float32), KIND)
+        y = activated(tl.load(x_ptr + row * inner + column, mask=inside, other=0.0).to(tl.float32), KIND)
     tl.store(out_ptr + row * inner + column, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 

@@ -13,10 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
-from hardpoint_torch_gpu.kernels.activation import KINDS, _function
+from hardpoint_torch_gpu.kernels.activation import KINDS, activated
 from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
 from hardpoint_torch_gpu.kernels.quant_codes import codes
-from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight, _read, _weights
+from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight, decoded, read_words
 
 #: Slots that a program of `_route` looks at in a turn, where there are few and where there are many.
 _FEW, _MANY = 512, 4096
@@ -154,9 +154,9 @@ def _finished(
         if LIMIT:
             gate = tl.minimum(gate, limit)
             up = tl.minimum(tl.maximum(up, -limit), limit)
-        y = _function(gate, KIND) * (up + offset)
+        y = activated(gate, KIND) * (up + offset)
     elif ACTIVATE:
-        y = _function(total, KIND)
+        y = activated(total, KIND)
     else:
         y = total
     if LATE:
@@ -201,9 +201,9 @@ def _grouped(
         else:
             x = tl.load(x_start + k[:, None], mask=k[:, None] < columns, other=0.0)
         if QUANT:
-            words = _read(w_ptr, step * BLOCK_K, planes, stride, row, BLOCK_K, 16 if BYTES else 32, EVEN)
+            words = read_words(w_ptr, step * BLOCK_K, planes, stride, row, BLOCK_K, 16 if BYTES else 32, EVEN)
             q = codes(words, book_ptr, dtype, BYTES, TABLE, FLOATS, SIGNED)
-            w = _weights(
+            w = decoded(
                 q, scales_ptr, offsets_ptr, step * BLOCK_K, groups, stride, row, dtype, OFFSET, GROUP, True
             )  # fmt: skip
         elif EVEN:

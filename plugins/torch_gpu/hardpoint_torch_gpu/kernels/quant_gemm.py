@@ -79,7 +79,7 @@ class QuantWeight:
 
 
 @triton.jit
-def _weights(
+def decoded(
     q, scales_ptr, offsets_ptr, column, groups, stride, n, dtype: tl.constexpr, OFFSET: tl.constexpr,
     GROUP: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
@@ -97,7 +97,7 @@ def _weights(
 
 
 @triton.jit
-def _read(values_ptr, first, planes, stride, n, WIDTH: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr):
+def read_words(values_ptr, first, planes, stride, n, WIDTH: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr):
     """Words [R, WIDTH / C, 4] of the columns from `first` on; behind the last plane that plane again."""
     plane = first // C + tl.arange(0, WIDTH // C)
     if not EVEN:
@@ -132,7 +132,7 @@ def _quant_dot(
                 x = tl.load(x_start[None, :] + k[:, None])
             else:
                 x = tl.load(x_start[None, :] + k[:, None], mask=k[:, None] < columns, other=0.0)
-            w = _read(values_ptr, first, planes, stride, n, PIECE, C, EVEN)
+            w = read_words(values_ptr, first, planes, stride, n, PIECE, C, EVEN)
             q = codes(w, book_ptr, dtype, BYTES, TABLE, FLOATS, SIGNED)
             if LATE:
                 at = tl.minimum(first // GROUP, groups - 1) * stride + n
@@ -143,7 +143,7 @@ def _quant_dot(
                     offset = tl.load(offsets_ptr + at).to(tl.float32)
                     total += tl.dot(ones, x, input_precision="ieee") * offset[:, None]
             else:
-                weight = _weights(q, scales_ptr, offsets_ptr, first, groups, stride, n, dtype, OFFSET, GROUP, True)
+                weight = decoded(q, scales_ptr, offsets_ptr, first, groups, stride, n, dtype, OFFSET, GROUP, True)
                 total = tl.dot(weight, x, total, input_precision="ieee")
     if BIAS:
         bias = tl.load(bias_ptr + n, mask=n < rows, other=0.0).to(tl.float32)[:, None]
@@ -172,9 +172,9 @@ def _dequantize(
     else:
         n = begin + row
     first = tl.program_id(0) * BLOCK_K
-    w = _read(values_ptr, first, planes, stride, n, BLOCK_K, C, False)
+    w = read_words(values_ptr, first, planes, stride, n, BLOCK_K, C, False)
     q = codes(w, book_ptr, dtype, BYTES, TABLE, FLOATS, SIGNED)
-    weight = _weights(q, scales_ptr, offsets_ptr, first, groups, stride, n, tl.float32, OFFSET, GROUP, False)
+    weight = decoded(q, scales_ptr, offsets_ptr, first, groups, stride, n, tl.float32, OFFSET, GROUP, False)
     k = first + tl.arange(0, BLOCK_K)
     mask = (row < count)[:, None] & (k < columns)[None, :]
     y = y_ptr + row.to(tl.int64)[:, None] * columns + k[None, :]

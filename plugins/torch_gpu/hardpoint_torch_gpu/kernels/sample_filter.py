@@ -187,22 +187,36 @@ def _level(
 
 
 @triton.jit
+def _reach(
+    keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, low, high, goal,
+    COUNTED: tl.constexpr, SCALE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Key with which the tokens in the bins (COUNTED), or their weight, reach `goal`; what lies above it of both."""
+    while low < high:
+        middle = low + ((high - low + 1) >> 1)
+        number, weight = _above(
+            keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, middle, SCALE,
+            CHUNK,
+        )  # fmt: skip
+        reached = (number if COUNTED else weight) >= goal
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle - 1)
+    number, weight = _above(
+        keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, low + 1, SCALE, CHUNK
+    )
+    return low, number, weight
+
+
+@triton.jit
 def _k_edge(
     keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, low, high, wanted,
     SCALE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Key of the token that is the `wanted`-th in the bins, how many of its equals stay, and the weight of all."""
-    while low < high:
-        middle = low + ((high - low + 1) >> 1)
-        number, _ = _above(
-            keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, middle, SCALE,
-            CHUNK,
-        )  # fmt: skip
-        low = tl.where(number >= wanted, middle, low)
-        high = tl.where(number >= wanted, high, middle - 1)
-    number, weight = _above(
-        keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, low + 1, SCALE, CHUNK
-    )
+    low, number, weight = _reach(
+        keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, low, high, wanted,
+        True, SCALE, CHUNK,
+    )  # fmt: skip
     logit, kept = from_key(low.to(tl.int32)), (wanted - number).to(tl.int64)
     each = tl.where((logit - top) * inverse >= floor, fixed_weight(logit, top, inverse, SCALE), 0)
     return low, kept, weight + kept * each
@@ -214,17 +228,10 @@ def _p_edge(
     SCALE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Key with which the weight in the bins reaches `goal`, and how many of its equals that takes."""
-    while low < high:
-        middle = low + ((high - low + 1) >> 1)
-        _, weight = _above(
-            keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, middle, SCALE,
-            CHUNK,
-        )  # fmt: skip
-        low = tl.where(weight >= goal, middle, low)
-        high = tl.where(weight >= goal, high, middle - 1)
-    _, weight = _above(
-        keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, low + 1, SCALE, CHUNK
-    )
+    low, _, weight = _reach(
+        keys, weights, x_ptr, list_ptr, row, span, vocab, room, top, inverse, floor, first, last, low, high, goal,
+        False, SCALE, CHUNK,
+    )  # fmt: skip
     each = tl.maximum(fixed_weight(from_key(low.to(tl.int32)), top, inverse, SCALE), 1)
     return low, tl.maximum((goal - weight + each - 1) // each, 1)
 

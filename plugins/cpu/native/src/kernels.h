@@ -11,6 +11,8 @@
 
 namespace hp {
 
+class WeightMemory;
+
 // One thread's view of one call. All threads of the pool enter the kernel together.
 struct Worker {
   int thread;   // 0 .. threads - 1
@@ -19,6 +21,7 @@ struct Worker {
   char *scratch(std::size_t bytes) const;         // this thread's own memory, kept between calls; contents undefined
   char *shared_scratch(std::size_t bytes) const;  // one for all threads (call it on each; all get the same); undefined
   void barrier() const;                           // wait for all threads of the call
+  WeightMemory &weight_memory() const;            // of the pool's weights, for one thread at a time
   // The next piece of work, 0, 1, 2 ... handed out to whoever asks; `reset_work` (all threads, with its barrier) restarts it.
   int64_t next_work() const;
   void reset_work() const;

@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include <chrono>
+#include <utility>
 
 #if defined(__linux__)
 #include <pthread.h>
@@ -79,6 +80,7 @@ char *Worker::shared_scratch(std::size_t bytes) const {
   return static_cast<hp_pool *>(impl)->shared_scratch(thread, bytes);
 }
 void Worker::barrier() const { static_cast<hp_pool *>(impl)->barrier(); }
+WeightMemory &Worker::weight_memory() const { return static_cast<hp_pool *>(impl)->weight_memory(); }
 int64_t Worker::next_work() const { return static_cast<hp_pool *>(impl)->next_work(); }
 void Worker::reset_work() const { static_cast<hp_pool *>(impl)->reset_work(); }
 
@@ -98,7 +100,7 @@ char *hp_pool::Buffer::at_least(std::size_t bytes) {
   return start();
 }
 
-hp_pool::hp_pool(int threads, const int32_t *cpus) : threads_(threads), own_(threads) {
+hp_pool::hp_pool(int threads, const int32_t *cpus) : threads_(threads), seats_(threads), own_(threads) {
   if (cpus) cpus_.assign(cpus, cpus + threads);
   try {
     for (int thread = 1; thread < threads_; thread++) others_.emplace_back([this, thread] { serve(thread); });
@@ -127,6 +129,30 @@ void hp_pool::pin(int thread) {
 #endif
 }
 
+// For the caller, before a call. Threads that were never called have not read their entry of cpus_ yet.
+void hp_pool::keep_apart() {
+#if defined(__linux__)
+  const int here = sched_getcpu();
+  for (int thread = 1; thread < threads_; thread++) {
+    if (here < 0 || seats_[thread].cpu.load(std::memory_order_acquire) != here) continue;
+    cpu_set_t set;
+    if (pthread_getaffinity_np(pthread_self(), sizeof set, &set)) return;
+    if (!cpus_.empty()) {
+      const int32_t free = cpus_[0];  // nobody is pinned to the caller's entry
+      if (cpus_[thread] != here || free == here || free < 0 || free >= CPU_SETSIZE || !CPU_ISSET(free, &set)) continue;
+      CPU_ZERO(&set);
+      CPU_SET(free, &set);
+      std::swap(cpus_[0], cpus_[thread]);
+    } else {
+      CPU_CLR(here, &set);
+      if (!CPU_COUNT(&set)) return;
+    }
+    pthread_setaffinity_np(others_[thread - 1].native_handle(), sizeof set, &set);
+    seats_[thread].cpu.store(-1, std::memory_order_relaxed);
+  }
+#endif
+}
+
 // A thread that is left out of a call may sleep through it; one that takes part cannot miss the next: nobody starts it before
 // all have met.
 void hp_pool::serve(int thread) {
@@ -137,6 +163,9 @@ void hp_pool::serve(int thread) {
     const int active = static_cast<int>(seen & ((1 << kThreadBits) - 1));
     if (!active) return;
     if (thread >= active) continue;
+#if defined(__linux__)
+    seats_[thread].cpu.store(sched_getcpu(), std::memory_order_release);
+#endif
     job_(argument_, hp::Worker{thread, active, this});
     barrier();
   }
@@ -151,6 +180,7 @@ void hp_pool::run(void (*job)(void *, const hp::Worker &), void *argument, bool 
   active_ = fewer ? (threads_ + 1) / 2 : threads_;
   work_.store(0, std::memory_order_relaxed);
   if (active_ == 1) return job(argument, hp::Worker{0, 1, this});
+  keep_apart();
   lost_.store(0, std::memory_order_relaxed);
   const int64_t start = microseconds();
   calls_.set(++number_ << kThreadBits | static_cast<uint64_t>(active_));

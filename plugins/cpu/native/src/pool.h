@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "weight.h"
 
 namespace hp {
 
@@ -36,7 +37,8 @@ class Signal {
 // Any thread may call `run`; calls wait for each other. While others want the processors, short calls have fewer threads:
 // one that waits for its turn there would hold up the rest at every barrier, for milliseconds each time. cpus[thread] is
 // the processor that a thread is pinned to; the caller's own thread is left alone, because what it starts would inherit a
-// pinning.
+// pinning. A thread that was last seen on the caller's processor is sent to another one before the call: the system may
+// leave two that wake each other on one processor for good, next to an idle one.
 struct hp_pool {
  public:
   hp_pool(int threads, const int32_t *cpus);
@@ -52,6 +54,8 @@ struct hp_pool {
   void reset_work() { meet(true); }
   char *scratch(int thread, std::size_t bytes) { return own_[thread].at_least(bytes); }
   char *shared_scratch(int thread, std::size_t bytes);
+  // For jobs; called by one thread.
+  hp::WeightMemory &weight_memory() { return weight_memory_; }
   // For jobs; called by whoever wants more.
   int64_t next_work() { return work_.fetch_add(1, std::memory_order_relaxed); }
 
@@ -62,9 +66,13 @@ struct hp_pool {
     char *at_least(std::size_t bytes);
     char *start() const;
   };
+  struct alignas(64) Seat {
+    std::atomic<int> cpu{-1};  // where the thread worked last; -1: not yet
+  };
 
   void serve(int thread);
   void pin(int thread);
+  void keep_apart();
   void meet(bool reset_work);
   void stop();
   void judge(int64_t took);
@@ -72,8 +80,10 @@ struct hp_pool {
   const int threads_;
   std::vector<int32_t> cpus_;
   std::vector<std::thread> others_;
+  std::vector<Seat> seats_;
   std::vector<Buffer> own_;
   Buffer shared_;
+  hp::WeightMemory weight_memory_;
   std::mutex callers_;
   void (*job_)(void *, const hp::Worker &) = nullptr;  // NULL: end
   void *argument_ = nullptr;

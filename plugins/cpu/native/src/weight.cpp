@@ -1,8 +1,8 @@
 #include "weight.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <new>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -28,23 +28,60 @@ const char *number_name(int32_t dtype) {
 
 namespace hp {
 
-bool allocate(hp_weight &weight) {
+// Freed with its last holder: a weight in it, or the WeightMemory that still gives from it.
+struct WeightBlock {
+  char *start;
+  int64_t used;
+  std::atomic<int64_t> holders;
+
+  // In large pages where the system gives them: a token reads every weight once, and each page walk costs a cache line or
+  // two. NULL where memory is lacking.
+  static WeightBlock *of(int64_t bytes) {
+    const int64_t align = bytes >= kHuge ? kHuge : kAlign;
+    void *memory = nullptr;
+    if (posix_memalign(&memory, static_cast<std::size_t>(align), static_cast<std::size_t>(bytes))) return nullptr;
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    if (align == kHuge) (void)madvise(memory, static_cast<std::size_t>(bytes / kHuge * kHuge), MADV_HUGEPAGE);
+#endif
+    return new WeightBlock{static_cast<char *>(memory), 0, {1}};
+  }
+
+  void let_go() {
+    if (holders.fetch_sub(1) > 1) return;
+    std::free(start);
+    delete this;
+  }
+};
+
+WeightMemory::~WeightMemory() {
+  if (open_) open_->let_go();
+}
+
+char *WeightMemory::take(int64_t bytes, WeightBlock *&block) {
+  if (bytes > kShared) {
+    block = WeightBlock::of(bytes);
+    return block ? block->start : nullptr;
+  }
+  if (!open_ || open_->used + bytes > kBlockBytes) {
+    if (open_) open_->let_go();
+    open_ = WeightBlock::of(kBlockBytes);
+    if (!open_) return nullptr;
+  }
+  block = open_;
+  block->holders.fetch_add(1);
+  block->used += bytes;
+  return block->start + block->used - bytes;
+}
+
+bool allocate(hp_weight &weight, WeightMemory &from) {
   Level *const levels[] = {&weight.scales, &weight.offsets, &weight.super_scales, &weight.super_offsets};
   const int64_t code_bytes = padded(weight.panels * weight.units * unit_bytes(weight.codes));
   int64_t bytes = code_bytes;
   for (const Level *level : levels) bytes += level_bytes(weight, *level);
-  const int64_t align = bytes >= kHuge ? kHuge : kAlign;
-  void *memory = nullptr;
-  if (posix_memalign(&memory, static_cast<std::size_t>(align), static_cast<std::size_t>(bytes))) return false;
-  weight.memory = static_cast<char *>(memory);
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  // Large pages where the system gives them, for the part that fills them: a token reads every weight once, and each
-  // page walk costs a cache line or two. Best effort.
-  if (align == kHuge) (void)madvise(memory, static_cast<std::size_t>(bytes / kHuge * kHuge), MADV_HUGEPAGE);
-#endif
+  weight.code_data = from.take(bytes, weight.block);
+  if (!weight.code_data) return false;
   weight.bytes = bytes;
-  weight.code_data = weight.memory;
-  char *next = weight.memory + code_bytes;
+  char *next = weight.code_data + code_bytes;
   for (Level *level : levels) {
     level->data = level->count ? next : nullptr;
     next += level_bytes(weight, *level);
@@ -73,7 +110,7 @@ extern "C" {
 
 void hp_weight_free(hp_weight *weight) {
   if (!weight) return;
-  std::free(weight->memory);
+  if (weight->block) weight->block->let_go();
   delete weight;
 }
 

@@ -21,6 +21,8 @@
 
 namespace hp {
 
+struct WeightBlock;
+
 constexpr int kRows = 16;   // rows of a panel
 constexpr int kBlock = 32;  // columns of a block
 constexpr int kSliceBytes = 64;
@@ -77,16 +79,32 @@ struct hp_weight {
   float unit = 1.f;                   // every scale is multiplied with it: what one step of a codebook is worth
   char *code_data = nullptr;
 
-  char *memory = nullptr;
+  hp::WeightBlock *block = nullptr;  // what the memory is part of
   int64_t bytes = 0;
   char layout[96] = {};
 };
 
 namespace hp {
 
-// Allocate `weight.memory` for the sizes and levels that `weight` states (a level with count 0 is absent) and point into
-// it. False where memory is lacking.
-bool allocate(hp_weight &weight);
+// Memory of a pool's weights. Those that fill no large pages alone lie one behind the other in blocks that do; a block goes
+// when its last weight and the pool do. For one thread at a time; weights may go on any.
+class WeightMemory {
+ public:
+  WeightMemory() = default;
+  WeightMemory(const WeightMemory &) = delete;
+  ~WeightMemory();
+  // NULL where memory is lacking. `block`: what the caller is a holder of then.
+  char *take(int64_t bytes, WeightBlock *&block);
+
+ private:
+  static constexpr int64_t kShared = int64_t{4} << 20, kBlockBytes = int64_t{16} << 20;
+
+  WeightBlock *open_ = nullptr;
+};
+
+// Allocate memory for the sizes and levels that `weight` states (a level with count 0 is absent) and point into it. False
+// where memory is lacking.
+bool allocate(hp_weight &weight, WeightMemory &from);
 
 // Fill in `layout`.
 void name_layout(hp_weight &weight);

@@ -45,9 +45,12 @@ void quantize_row(const hp_weight &w, const float *x, float factor, int64_t row,
 // Bytes that `multiply` needs of the thread's own memory.
 int64_t multiply_bytes(const hp_weight &w);
 
-// Results of the weight's panels [begin, end) for all rows.
-void multiply(const hp_weight &w, int64_t begin, int64_t end, const Rows &rows, const Result &result, char *scratch);
-void multiply_integer(const hp_weight &w, int64_t begin, int64_t end, const Rows &rows, const Result &result, char *scratch);
+// Results of the weight's panels [begin, end) for all rows. `following`: the panel that this thread works on afterwards, to be
+// fetched ahead, or -1.
+void multiply(const hp_weight &w, int64_t begin, int64_t end, int64_t following, const Rows &rows, const Result &result,
+              char *scratch);
+void multiply_integer(const hp_weight &w, int64_t begin, int64_t end, int64_t following, const Rows &rows,
+                      const Result &result, char *scratch);
 void multiply_float(const hp_weight &w, int64_t begin, int64_t end, const Rows &rows, const Result &result);
 
 // sums [count][16] of one panel to their places.

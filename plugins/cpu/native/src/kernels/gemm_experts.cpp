@@ -151,7 +151,7 @@ void multiply_all(const hp_weight *const *weights, const float *bias, float *out
     const Rows rows{r.start[expert + 1] - first, r.rows + first * w.columns, w.columns, r.codes + first * row_codes(w),
                     r.scales + first * row_scales(w)};
     const Result result{out + first * width, width, bias ? bias + expert * width : nullptr, nullptr, 0};
-    multiply(w, panels * piece / pieces, panels * (piece + 1) / pieces, rows, result, own);
+    multiply(w, panels * piece / pieces, panels * (piece + 1) / pieces, -1, rows, result, own);
   }
 }
 

@@ -200,13 +200,27 @@ void unpack(const hp_weight &w, const uint8_t *codes, uint8_t *out) {
 constexpr int64_t kUnpackRows = 3 * kTile;
 constexpr int64_t kUnpackMost = 384 << 10;
 
-// While the first tiles of a panel are computed, the next panel is fetched; a single tile fetches a little ahead of itself.
-void look_ahead(Panel &view, const uint8_t *packed, int64_t panel_bytes, int64_t tile, int64_t tiles) {
-  constexpr int64_t kNear = 3072, kTiles = 4;
+// While the first tiles of a panel are computed, the panel at `next` is fetched; a single tile of a large panel fetches a
+// little ahead of itself.
+void look_ahead(Panel &view, const uint8_t *packed, const uint8_t *next, int64_t panel_bytes, int64_t tile, int64_t tiles) {
+  constexpr int64_t kNear = 3072, kSmall = 16384, kTiles = 4;
   const int64_t block_bytes = panel_bytes / view.blocks;
   const int64_t fetching = tiles < 2 ? 1 : tiles < kTiles ? 2 : kTiles;
-  view.ahead_step = tile < fetching ? block_bytes / fetching : 0;
-  view.ahead = packed + (tiles < 2 && panel_bytes > kNear ? kNear : panel_bytes) + tile * view.ahead_step * view.blocks;
+  const bool near = tiles < 2 && panel_bytes > kSmall;
+  view.ahead_step = tile < fetching && (near || next) ? block_bytes / fetching : 0;
+  view.ahead = near ? packed + kNear : next + tile * view.ahead_step * view.blocks;
+}
+
+// The next panel's numbers of a level.
+void fetch_numbers(const Level &level, int64_t panel) {
+  const int64_t bytes = level.count * kRows * number_bytes(level.dtype);
+  const char *at = level.data + panel * bytes;
+  for (int64_t k = 0; k < bytes; k += 64) __builtin_prefetch(at + k, 0, 3);
+}
+
+void fetch_scales(const hp_weight &w, int64_t panel) {
+  fetch_numbers(w.scales, panel);
+  if (w.offsets.count) fetch_numbers(w.offsets, panel);
 }
 
 bool unpacks(const hp_weight &w) {
@@ -226,7 +240,8 @@ int64_t multiply_bytes(const hp_weight &w) {
   return w.scales.count * kRows * 4 * (w.offset ? 2 : 1) + 64 + (unpacks(w) ? w.units * 8 * kSliceBytes : 0);
 }
 
-void multiply_integer(const hp_weight &w, int64_t begin, int64_t end, const Rows &rows, const Result &result, char *scratch) {
+void multiply_integer(const hp_weight &w, int64_t begin, int64_t end, int64_t following, const Rows &rows,
+                      const Result &result, char *scratch) {
   float *scales = (float *)scratch, *offsets = w.offset ? scales + w.scales.count * kRows : scales;
   uint8_t *unpacked = (uint8_t *)(offsets + w.scales.count * kRows);
   const int64_t panel_bytes = w.units * unit_bytes(w.codes), pass = rows_per_pass(w);
@@ -237,6 +252,9 @@ void multiply_integer(const hp_weight &w, int64_t begin, int64_t end, const Rows
     for (int64_t panel = begin; panel < end; panel++) {
       widen_scales(w, panel, scales, offsets);
       const uint8_t *packed = (const uint8_t *)w.code_data + panel * panel_bytes;
+      const int64_t next = panel + 1 < end ? panel + 1 : to < rows.count ? begin : following;
+      const uint8_t *next_packed = next < 0 ? nullptr : (const uint8_t *)w.code_data + next * panel_bytes;
+      if (next >= 0) fetch_scales(w, next);
       Panel view{packed, scales, offsets, w.units, w.blocks_per_scale, w.table, nullptr, 0};
       if (by_bytes) {
         unpack(w, view.codes, unpacked);
@@ -244,7 +262,7 @@ void multiply_integer(const hp_weight &w, int64_t begin, int64_t end, const Rows
       }
       for (int64_t row = from; row < to; row += kTile) {
         const int64_t width = to - row < kTile ? to - row : kTile;
-        look_ahead(view, packed, panel_bytes, (row - from) / kTile, (to - from + kTile - 1) / kTile);
+        look_ahead(view, packed, next_packed, panel_bytes, (row - from) / kTile, (to - from + kTile - 1) / kTile);
         alignas(64) float sums[kTile * kRows];
         tile_of(codes, w.halves, w.offset, width)(view, rows.codes + row * row_codes(w), rows.scales + row * row_scales(w), sums);
         emit(w, panel, row, (int)width, sums, result);

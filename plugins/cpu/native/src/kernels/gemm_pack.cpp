@@ -272,7 +272,7 @@ hp_weight *weight_new(const Worker *worker, const hp_matrix &matrix, bool exact)
     hp_weight *w = describe(source, integers, shared, table, zero);
     if (w) {
       w->unit = unit;
-      if (!allocate(*w)) {
+      if (!allocate(*w, worker->weight_memory())) {
         delete w;
         w = nullptr;
       } else {

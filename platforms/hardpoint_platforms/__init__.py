@@ -23,7 +23,7 @@ _MODULES = {
     "ops.table": "op_table",
     "platform": "Platform ProbeResult",
     "program": "Bucket EagerBuilder Program ProgramBuilder SamplingShape StepInputs StepOutputs",
-    "quant": "Packing QuantScheme QuantTensor",
+    "quant": "Codes Packing QuantScheme QuantTensor Rounding",
     "reference.providers": "reference_providers",
     "state_cache": "CacheGroup CacheLayout CanonicalPages DenseStateCache LayerCache State StateCache",
     "streams": "Clock Event Readback Stream",

@@ -163,6 +163,9 @@ from hardpoint_platforms.program import (
     StepOutputs as StepOutputs,
 )
 from hardpoint_platforms.quant import (
+    Codes as Codes,
+)
+from hardpoint_platforms.quant import (
     Packing as Packing,
 )
 from hardpoint_platforms.quant import (
@@ -170,6 +173,9 @@ from hardpoint_platforms.quant import (
 )
 from hardpoint_platforms.quant import (
     QuantTensor as QuantTensor,
+)
+from hardpoint_platforms.quant import (
+    Rounding as Rounding,
 )
 from hardpoint_platforms.reference.providers import (
     reference_providers as reference_providers,

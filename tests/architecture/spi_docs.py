@@ -99,7 +99,11 @@ PAGES = (
                     "EagerBuilder ANY_SIZE BIAS_ENTRIES TOP_LOGPROBS"},
         "program",
     ),
-    Page("quant", "Quantized weights", "dequantized at load", {"quant": "QuantTensor QuantScheme Packing"}, "ops"),
+    Page(
+        "quant", "Quantized weights", "dequantized at load",
+        {"quant": "QuantTensor QuantScheme Packing Rounding Codes"},
+        "ops",
+    ),
     Page(
         "communication", "Communication", "gloo over the host; one rank needs none",
         {"communication": "Communicator Mesh"}, "communication",

@@ -111,7 +111,10 @@ def join_rows(parts: Sequence[Part]) -> Part:
     axis = max(len(first.shape) - 2, 0)
     rows = sum(part.spec.shape[axis] for part in parts)
     shape = (*first.shape[:axis], rows, *first.shape[axis + 1 :])
-    spec = WeightSpec(shape, first.dtype, first.scheme if alike(parts) else None)
+    scheme = first.scheme if alike(parts) else None
+    if scheme is not None and any(part.spec.shape[axis] % scheme.group_rows for part in parts[:-1]):
+        scheme = replace(scheme, group_rows=1)  # blocks of scales would not lie where the rows do
+    spec = WeightSpec(shape, first.dtype, scheme)
     return Part(spec, lambda: Pieces(spec, [part.load() for part in parts], torch.cat, axis - len(shape)))
 
 

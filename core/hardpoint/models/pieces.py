@@ -18,7 +18,8 @@ class Pieces:
     """A weight read in pieces, not yet joined: where a device has memory of its own, they are joined there.
 
     Attributes:
-        spec: of the whole. Without a scheme, quantized pieces become plain.
+        spec: of the whole. Without a scheme, quantized pieces become plain; where its rows have scales of their own and
+            those of the pieces share them (blocks that do not end where pieces do), they are repeated.
         pieces: in order.
         combine: torch.cat or torch.stack, along `axis`.
     """
@@ -42,6 +43,8 @@ class Pieces:
         quantized = [weight for weight in weights if isinstance(weight, QuantTensor)]
         if len(quantized) < len(weights):
             raise WeightsError(f"weights announced as {scheme.name} were read as plain ones")
+        if scheme.group_rows == 1:
+            quantized = [weight.with_row_scales() for weight in quantized]
         first = quantized[0]
         parts: dict[str, Any] = {}
         for part in fields(QuantTensor):

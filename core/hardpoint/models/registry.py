@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hardpoint.errors import ConfigError, ModelError, UnsupportedArchitecture
+from hardpoint.errors import ConfigError, UnsupportedArchitecture
 from hardpoint.models.base import CausalModel, ParameterBook
 from hardpoint.models.decoder import Decoder
 from hardpoint.models.families import deepseek, gemma, llama, phi, qwen
@@ -71,7 +71,6 @@ def build_model(
     """
     config = checkpoint.config
     family = find_family(config)
-    _refuse_quantized(config)
     fields = family.fields(config)
     context = family.context(fields)
     length = context if max_model_len is None else max_model_len
@@ -89,14 +88,3 @@ def model_layers(config: Mapping[str, Any]) -> int:
     family = find_family(config)
     fields = family.fields(config)
     return len(family.spec(fields, family.context(fields)).layers)
-
-
-def _refuse_quantized(config: Mapping[str, Any]) -> None:
-    """Quantized safetensors are not read yet; their integers must not be taken for weights."""
-    quantization = config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else "unknown"
-        raise ModelError(
-            f"config.json: 'quantization_config' says {method!r}; such checkpoints are not supported yet",
-            hint="use the unquantized model, or a GGUF file of it",
-        )

@@ -61,11 +61,22 @@ def _open_folder(path: Path, config: ModelConfig) -> Checkpoint:
     if not isinstance(values.get("model_type"), str):
         raise ModelError(f"{path / 'config.json'}: has no 'model_type'")
     generation = read_json(path / "generation_config.json")
+    from hardpoint.weights.quantized.registry import find_method, open_quantized
+
+    method = find_method(path, values)
     if config.load_format == "dummy":
+        if method is not None:
+            raise ConfigError(
+                "--load-format dummy makes plain weights, but config.json has a 'quantization_config'",
+                hint="take it out: --override quantization_config=null",
+            )
         return Checkpoint(path, values, generation, _dummy(values, config), "dummy")
     from hardpoint.weights.safetensors import SafetensorsSource
 
-    return Checkpoint(path, values, generation, SafetensorsSource(path), "safetensors")
+    source = SafetensorsSource(path)
+    return Checkpoint(
+        path, values, generation, open_quantized(source, path, method) if method else source, "safetensors"
+    )
 
 
 def _dummy(values: dict[str, Any], config: ModelConfig) -> WeightSource:

@@ -35,6 +35,7 @@ _DTYPES = {
     "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 _PLAIN = ("F64", "F32", "F16", "BF16")
 
@@ -79,7 +80,7 @@ class SafetensorsSource(WeightSource):
         if word not in _PLAIN:
             raise WeightsError(
                 f"{self.describe(name)}: dtype {word}; weights must be one of {', '.join(_PLAIN)}",
-                hint="quantized safetensors are not supported yet; use the unquantized model, or a GGUF file of it",
+                hint="quantized weights need scales and a 'quantization_config' in config.json: download it all again",
             )
         return spec
 

@@ -48,7 +48,10 @@ class WeightSource(ABC):
                 hint="config and weights do not belong together, or the file is damaged",
             )
         if spec.scheme is None and not spec.dtype.is_floating_point:
-            raise WeightsError(f"{self.describe(name)}: dtype {spec.dtype} cannot hold plain weights")
+            raise WeightsError(
+                f"{self.describe(name)}: dtype {spec.dtype} cannot hold plain weights",
+                hint="quantized weights need scales and a 'quantization_config' in config.json: download it all again",
+            )
         return spec
 
     def __contains__(self, name: str) -> bool:

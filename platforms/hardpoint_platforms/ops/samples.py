@@ -7,7 +7,9 @@ own; `run` replaces it. A state stands as the tree of `DenseStateCache`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch
 from hardpoint_platforms.batch import AttentionBatch
 from hardpoint_platforms.ops.contract import OpContract, Sample, Tolerance, Weight, WeightSpec
 from hardpoint_platforms.ops.provider import OpProvider
-from hardpoint_platforms.quant import Packing, QuantScheme, QuantTensor, pack_uint4
+from hardpoint_platforms.quant import Codes, Packing, QuantScheme, QuantTensor, Rounding, pack_uint4
 
 #: One multiplication and one rounding apart.
 POINTWISE = {
@@ -33,11 +35,27 @@ SUMS = {
 }
 
 
+_VARIANT: ContextVar[int] = ContextVar("variant of the samples", default=0)
+
+
+@contextmanager
+def varied(variant: int) -> Iterator[None]:
+    """Samples that are made inside have other numbers, of the same shapes: by their variant; 0 is as without.
+
+    Their arguments stay of that variant wherever they are made.
+    """
+    token = _VARIANT.set(variant)
+    try:
+        yield
+    finally:
+        _VARIANT.reset(token)
+
+
 class Source:
-    """Seeded tensors on the CPU; two sources of one seed give the same sequence."""
+    """Seeded tensors on the CPU; two sources of one seed give the same sequence, within one variant."""
 
     def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(seed + 1_000_003 * _VARIANT.get())
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
         """Normal numbers times `scale`."""
@@ -65,6 +83,10 @@ SCHEMES: Mapping[str, QuantScheme] = {
         QuantScheme("q4_k", Packing.UINT4, 4, 32, super_group=8, offset=True),
         QuantScheme("q6_k", Packing.INT8, 6, 16, super_group=16),
         QuantScheme("nf4", Packing.UINT4, 4, 64, codebook=True),
+        QuantScheme("gptq4", Packing.UINT4, 4, 128, offset=True),
+        QuantScheme("fp8", Packing.FLOAT8, 8, 256, rounding=Rounding(Codes.FLOAT8)),
+        QuantScheme("fp8_block", Packing.FLOAT8, 8, 128, group_rows=128, rounding=Rounding(Codes.FLOAT8, 128)),
+        QuantScheme("int8", Packing.INT8, 8, 256, rounding=Rounding(Codes.INT8)),
     )
 }
 
@@ -74,13 +96,17 @@ def quantized(source: Source, shape: Sequence[int], scheme: QuantScheme) -> Quan
     *lead, columns = shape
     groups = columns // scheme.group
     highest = 1 << scheme.bits
-    if scheme.packing is Packing.INT8:
+    if scheme.packing is Packing.FLOAT8:
+        # as many codes on either side, and as large, as integers have
+        values = (source.normal(*shape) * highest / 4).clamp(-highest / 2, highest / 2).to(torch.float8_e4m3fn)
+    elif scheme.packing is Packing.INT8:
         values = source.integers(-highest // 2, highest // 2, *shape).to(torch.int8)
     else:
         values = pack_uint4(source.integers(0, highest, *shape))
     unit = 4.0 / (highest * columns**0.5)
     codebook = source.normal(highest) * highest / 4 if scheme.codebook else None
     if not scheme.super_group:
+        lead[-1] = -(-lead[-1] // scheme.group_rows)
         scales = source.uniform(*lead, groups, low=0.5 * unit, high=unit).half()
         offsets = scales * -(highest / 2) if scheme.offset else None
         return QuantTensor(scheme, tuple(shape), values, scales, offsets, codebook=codebook)
@@ -119,9 +145,14 @@ def sample(
     **attrs: Any,
 ) -> Sample:
     """A sample whose arguments are made anew, and alike, at each call."""
-    given = weights or {}
+    given, variant = weights or {}, _VARIANT.get()
     instance = contract.instance(where, dtype, specs(given, dtype), **attrs)
-    return Sample(instance, given, lambda: make(Source(seed)))
+
+    def arguments() -> tuple[Any, ...]:
+        with varied(variant):
+            return make(Source(seed))
+
+    return Sample(instance, given, arguments)
 
 
 def run(provider: OpProvider, case: Sample, device: torch.device | None = None) -> Any:

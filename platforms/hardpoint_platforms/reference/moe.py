@@ -6,6 +6,7 @@ import torch
 
 from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed
 from hardpoint_platforms.reference.activation import FUNCTIONS, gate_with
+from hardpoint_platforms.reference.linear import product_with
 
 
 def build_moe_route(instance: OpInstance) -> Kernel:
@@ -59,6 +60,7 @@ def build_experts(instance: OpInstance) -> Kernel:
     """
     attrs = instance.attrs
     experts, on_input = attrs["experts"], attrs["weight_on_input"]
+    into, out_of = (product_with(instance.weights[name]) for name in ("gate_up", "down"))
 
     def hidden(x: torch.Tensor) -> torch.Tensor:
         x = x.to(torch.float32)
@@ -80,9 +82,9 @@ def build_experts(instance: OpInstance) -> Kernel:
             if count == 0:
                 continue
             up, down, *biases = (part[expert] for part in w)
-            h = rows[start : start + count] @ up.T
+            h = into(rows[start : start + count], up)
             h = hidden(h + biases[0] if biases else h).to(x.dtype)
-            out = h @ down.T
+            out = out_of(h, down)
             parts.append(out + biases[1] if biases else out)
             start += count
         if not parts:

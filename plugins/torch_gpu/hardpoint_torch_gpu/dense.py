@@ -1,5 +1,5 @@
-"""Products with weights: the vendor's library through torch, a Triton GEMV where one row is read faster by it, and
-Triton kernels over quantized weights, which stay so."""
+"""Products with weights: the vendor's library through torch, Triton kernels where x has few rows, and
+Triton kernels over quantized weights, which stay so, with x as it is or rounded too."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import torch.nn.functional as F
 
 from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed, Weight
 from hardpoint_platforms.ops.provider import OpProvider, Support
-from hardpoint_platforms.quant import QuantTensor
+from hardpoint_platforms.quant import QuantTensor, round_input
 from hardpoint_platforms.versioning import Version
+from hardpoint_torch_gpu import eight_bits
 from hardpoint_torch_gpu.kernels.gemv import gemv
 from hardpoint_torch_gpu.kernels.quant_gemm import gather
+from hardpoint_torch_gpu.kernels.skinny import MOST, skinny
 from hardpoint_torch_gpu.pointwise import TorchEmbedding
 from hardpoint_torch_gpu.quantized import PARTS, pack, quant_product, refusal, unpacked
 
@@ -23,10 +25,12 @@ _WIDE = 65536
 
 def product(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x [..., K], w [N, K] -> [..., N]."""
-    if x.numel() == w.shape[1] and w.dtype is not torch.float32 and w.shape[0] < _WIDE:
-        y = gemv(x.view(1, -1), w, bias, x.dtype)
-        return y.view(*x.shape[:-1], w.shape[0])
-    return F.linear(x, w, bias)
+    tokens = x.numel() // w.shape[1]
+    if not 0 < tokens <= MOST or w.dtype is torch.float32 or w.shape[0] >= _WIDE:
+        return F.linear(x, w, bias)
+    flat = x.reshape(tokens, -1).contiguous()
+    y = gemv(flat, w, bias, x.dtype) if tokens == 1 else skinny(flat, w, bias)
+    return y.view(*x.shape[:-1], w.shape[0])
 
 
 def _wide_product(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -62,22 +66,61 @@ class _Dense(OpProvider):
 
 
 class TorchLinear(_Dense):
-    """Linear layers."""
+    """Linear layers. `float8`: whether the device multiplies float8_e4m3fn."""
 
     name = "torch linear"
     op = "linear"
 
+    def __init__(self, float8: bool = True) -> None:
+        self._float8 = float8
+
     def supports(self, instance: OpInstance) -> Support:
-        return _support(instance, "one row by a Triton GEMV, more by the vendor's library")
+        scheme = instance.weights["weight"].scheme
+        if scheme is None or scheme.rounding is None:
+            return _support(instance, "few rows by Triton kernels, more by the vendor's library")
+        against = eight_bits.refusal(instance, self._float8)
+        if not against:
+            return Support(True, f"{scheme.name} stays packed, products of 8-bit numbers")
+        return Support(True, f"{_support(instance, '').reason}; x rounded apart: {against}")
+
+    def _eight(self, instance: OpInstance) -> bool:
+        scheme = instance.weights["weight"].scheme
+        return scheme is not None and scheme.rounding is not None and not eight_bits.refusal(instance, self._float8)
+
+    def pack(self, instance: OpInstance, weights: Mapping[str, Weight]) -> Packed:
+        weight = weights["weight"]
+        if not (self._eight(instance) and isinstance(weight, QuantTensor)):
+            return super().pack(instance, weights)
+        others = {name: other for name, other in weights.items() if name != "weight"}
+        return (*eight_bits.pack(weight), *OpProvider.pack(self, instance, others))
 
     def build(self, instance: OpInstance) -> Kernel:
+        spec = instance.weights["weight"]
+        if spec.scheme is None or spec.scheme.rounding is None:
+            return _held(instance)
+        rounding, kernel = spec.scheme.rounding, _held(instance)
+        if not self._eight(instance):
+            # In the dtype of x, as the weight then is, and not in float32: a product as fast as any other.
+            return lambda x, w: kernel(round_input(x, rounding).to(x.dtype), w)
+        step = eight_bits.step_of(spec.scheme, spec.shape[-1])
+
         def linear(x: torch.Tensor, w: Packed) -> torch.Tensor:
-            return product(x, w[0], w[1] if len(w) > 1 else None)
+            bias = w[eight_bits.PARTS] if len(w) > eight_bits.PARTS else None
+            return eight_bits.eight_bit_product(x, eight_bits.unpacked(instance, w), bias, step)
 
-        def quantized(x: torch.Tensor, w: Packed) -> torch.Tensor:
-            return quant_product(x, unpacked(instance, w), w[PARTS] if len(w) > PARTS else None, x.dtype)
+        return linear
 
-        return quantized if _stays_packed(instance) else linear
+
+def _held(instance: OpInstance) -> Kernel:
+    """linear as the weight is held, x taken as it is."""
+
+    def linear(x: torch.Tensor, w: Packed) -> torch.Tensor:
+        return product(x, w[0], w[1] if len(w) > 1 else None)
+
+    def quantized(x: torch.Tensor, w: Packed) -> torch.Tensor:
+        return quant_product(x, unpacked(instance, w), w[PARTS] if len(w) > PARTS else None, x.dtype)
+
+    return quantized if _stays_packed(instance) else linear
 
 
 class TorchLogits(_Dense):

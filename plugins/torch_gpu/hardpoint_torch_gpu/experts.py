@@ -9,10 +9,13 @@ import torch
 
 from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed, Weight, WeightSpec
 from hardpoint_platforms.ops.provider import OpProvider, Support
-from hardpoint_platforms.quant import QuantTensor
+from hardpoint_platforms.quant import QuantScheme, QuantTensor, Rounding, round_input
 from hardpoint_platforms.versioning import Version
-from hardpoint_torch_gpu.kernels.experts import Cut, Epilogue, combine, grouped, route
+from hardpoint_torch_gpu import eight_bits
+from hardpoint_torch_gpu.kernels.eight_bit_gemm import EightBitWeight
+from hardpoint_torch_gpu.kernels.experts import Cut, Epilogue, Routing, combine, grouped, route
 from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight
+from hardpoint_torch_gpu.kernels.round_input import Rounded, round_rows
 from hardpoint_torch_gpu.quantized import PARTS, pack, refusal, unpacked
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -23,16 +26,52 @@ _COUNTED = 1 << 31
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a weight begins among the packed ones, and as what instance it stays quantized; None for a plain one."""
+    """Where a weight begins among the packed ones, and how it is held.
+
+    Attributes:
+        index: of its first tensor.
+        flat: as what instance it stays quantized; None for a plain one.
+        step: columns per step where both operands are of 8 bits, else 0.
+        apart: how x is rounded where they are not.
+    """
 
     index: int
-    flat: OpInstance | None
+    flat: OpInstance | None = None
+    step: int = 0
+    apart: Rounding | None = None
 
-    def find(self, w: Packed) -> torch.Tensor | QuantWeight:
-        """The operand of `grouped`."""
+    @property
+    def parts(self) -> int:
+        """Tensors that it takes."""
+        return 1 if self.flat is None else eight_bits.PARTS if self.step else PARTS
+
+    def find(self, w: Packed) -> torch.Tensor | QuantWeight | EightBitWeight:
+        """The right operand of `grouped`."""
+        here = w[self.index : self.index + self.parts]
         if self.flat is None:
-            return w[self.index]
-        return unpacked(self.flat, w[self.index : self.index + PARTS])
+            return here[0]
+        return eight_bits.unpacked(self.flat, here) if self.step else unpacked(self.flat, here)
+
+    def product(
+        self,
+        x: torch.Tensor,
+        w: Packed,
+        bias: torch.Tensor | None,
+        routing: Routing,
+        rows: int,
+        gather: bool,
+        epilogue: Epilogue,
+    ) -> torch.Tensor:
+        """`grouped` with this weight, x rounded as its scheme wants it."""
+        weight = self.find(w)
+        left: torch.Tensor | Rounded = x
+        if isinstance(weight, EightBitWeight):
+            left = round_rows(x, weight.rounding)
+        elif self.apart is not None:
+            left = round_input(x, self.apart).to(x.dtype)
+        cut = eight_bit_cutting(routing.tokens, self.step) if self.step else None
+        cut = cut or cutting(routing.tokens, x.dtype, self.flat is not None)
+        return grouped(left, weight, bias, routing, rows, gather, epilogue, cut)
 
 
 def tokens_per_tile(slots: int, experts: int) -> int:
@@ -53,10 +92,21 @@ def cutting(tokens: int, dtype: torch.dtype, packed: bool) -> Cut:
     return Cut(64, tokens, 128, 4, 4 if tokens == 16 else 3)
 
 
+def eight_bit_cutting(tokens: int, step: int) -> Cut:
+    """The same where both operands are of 8 bits; `step` columns per step."""
+    return Cut(128, 128, step, 8, 4) if tokens == 128 else Cut(64, tokens, step, 4, 4)
+
+
 class TritonExperts(OpProvider):
-    """A counting sort by expert, a grouped product per weight, and a sum over each token's experts."""
+    """A counting sort by expert, a grouped product per weight, and a sum over each token's experts.
+
+    `float8`: whether the device multiplies float8_e4m3fn.
+    """
 
     name, op, version = "triton experts", "experts", Version(1, 0)
+
+    def __init__(self, float8: bool = True) -> None:
+        self._float8 = float8
 
     def supports(self, instance: OpInstance) -> Support:
         if instance.dtype not in _DTYPES:
@@ -67,23 +117,31 @@ class TritonExperts(OpProvider):
                 return Support(False, f"{name} has {experts * rows} rows, the kernel counts fewer than {_COUNTED}")
         return Support(True, "; ".join(("grouped products", *self._kept(instance))))
 
-    @staticmethod
-    def _kept(instance: OpInstance) -> list[str]:
+    def _kept(self, instance: OpInstance) -> list[str]:
         """How each quantized weight is held."""
         notes = []
         for name in _PRODUCTS:
             scheme = instance.weights[name].scheme
-            if scheme is not None:
-                against = refusal(_flat(instance, name))
-                how = f"{scheme.name} dequantized at load: {against}" if against else f"{scheme.name} stays packed"
-                notes.append(f"{name} {how}")
+            if scheme is None:
+                continue
+            flat = _flat(instance, name)
+            against = refusal(flat)
+            how = f"{scheme.name} dequantized at load: {against}" if against else f"{scheme.name} stays packed"
+            if scheme.rounding is not None:
+                apart = eight_bits.refusal(flat, self._float8)
+                eight = f"{scheme.name} stays packed, products of 8-bit numbers"
+                how = f"{how}; x rounded apart: {apart}" if apart else eight
+            notes.append(f"{name} {how}")
         return notes
 
     def pack(self, instance: OpInstance, weights: Mapping[str, Weight]) -> Packed:
         packed: list[torch.Tensor] = []
+        places = self._places(instance)
         for name, weight in weights.items():
-            if name in _PRODUCTS and isinstance(weight, QuantTensor) and not refusal(_flat(instance, name)):
-                packed += pack(_joined(weight), instance.dtype)
+            place = places[name]
+            if place.flat is not None and isinstance(weight, QuantTensor):
+                joined = _joined(weight)
+                packed += eight_bits.pack(joined) if place.step else pack(joined, instance.dtype)
             else:
                 packed += (part.contiguous() for part in super().pack(instance, {name: weight}))
         return tuple(packed)
@@ -91,7 +149,7 @@ class TritonExperts(OpProvider):
     def build(self, instance: OpInstance) -> Kernel:
         attrs = instance.attrs
         experts, hidden, inner = (attrs[name] for name in ("experts", "hidden", "intermediate"))
-        places = _places(instance)
+        places = self._places(instance)
         first = Epilogue(
             attrs["gated"],
             attrs["interleaved"],
@@ -110,29 +168,57 @@ class TritonExperts(OpProvider):
             tokens = tokens_per_tile(ids.numel(), experts)
             up_bias, down_bias = (w[index] for index in biases) if biases else (None, None)
             routing = route(ids, weights, experts, tokens)
-            up_cut, down_cut = (cutting(tokens, x.dtype, at.flat is not None) for at in (up_at, down_at))
-            h = grouped(x.contiguous(), up_at.find(w), up_bias, routing, inner, True, first, up_cut)
-            parts = grouped(h, down_at.find(w), down_bias, routing, hidden, False, second, down_cut)
+            h = up_at.product(x.contiguous(), w, up_bias, routing, inner, True, first)
+            parts = down_at.product(h, w, down_bias, routing, hidden, False, second)
             return combine(parts, ids.shape[1])
 
         return kernel
+
+    def _places(self, instance: OpInstance) -> dict[str, _Place]:
+        """By name, in the order that `pack` keeps."""
+        places: dict[str, _Place] = {}
+        index = 0
+        for name in instance.weights:
+            places[name] = self._place(instance, name, index)
+            index += places[name].parts
+        return places
+
+    def _place(self, instance: OpInstance, name: str, index: int) -> _Place:
+        scheme = instance.weights[name].scheme
+        if name not in _PRODUCTS or scheme is None:
+            return _Place(index)
+        flat = _flat(instance, name)
+        if scheme.rounding is not None and not eight_bits.refusal(flat, self._float8):
+            return _Place(index, flat, eight_bits.step_of(scheme, instance.weights[name].shape[-1]))
+        return _Place(index, None if refusal(flat) else flat, apart=scheme.rounding)
 
 
 def _flat(instance: OpInstance, name: str) -> OpInstance:
     """An instance whose one weight has the rows of all experts, one expert after the other."""
     spec = instance.weights[name]
     experts, rows, columns = spec.shape
-    return replace(instance, weights={"weight": WeightSpec((experts * rows, columns), spec.dtype, spec.scheme)})
+    assert spec.scheme is not None
+    scheme = replace(spec.scheme, group_rows=_group_rows(spec.scheme, rows))
+    return replace(instance, weights={"weight": WeightSpec((experts * rows, columns), spec.dtype, scheme)})
+
+
+def _group_rows(scheme: QuantScheme, rows: int) -> int:
+    """Rows per scale where experts lie one after the other: none is shared by two."""
+    return scheme.group_rows if rows % scheme.group_rows == 0 else 1
 
 
 def _joined(weight: QuantTensor) -> QuantTensor:
     """[E, R, K] as [E R, K]: groups lie along columns, so that no part of a row's packing knows of experts."""
     experts, rows, columns = weight.shape
+    group_rows, scales = _group_rows(weight.scheme, rows), weight.scales
+    if group_rows != weight.scheme.group_rows:
+        scales = scales.repeat_interleave(weight.scheme.group_rows, -2)[:, :rows]
     return replace(
         weight,
+        scheme=replace(weight.scheme, group_rows=group_rows),
         shape=(experts * rows, columns),
         values=weight.values.flatten(0, 1),
-        scales=weight.scales.flatten(0, 1),
+        scales=scales.flatten(0, 1),
         offsets=_rows(weight.offsets),
         super_scales=_rows(weight.super_scales),
         super_offsets=_rows(weight.super_offsets),
@@ -141,15 +227,3 @@ def _joined(weight: QuantTensor) -> QuantTensor:
 
 def _rows(part: torch.Tensor | None) -> torch.Tensor | None:
     return None if part is None else part.flatten(0, 1)
-
-
-def _places(instance: OpInstance) -> dict[str, _Place]:
-    """By name, in the order that `pack` keeps."""
-    places, index = {}, 0
-    for name, spec in instance.weights.items():
-        flat = _flat(instance, name) if name in _PRODUCTS and spec.scheme is not None else None
-        if flat is not None and refusal(flat):
-            flat = None
-        places[name] = _Place(index, flat)
-        index += 1 if flat is None else PARTS
-    return places

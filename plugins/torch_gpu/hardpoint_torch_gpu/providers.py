@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from hardpoint_platforms.device import Device
 
 
-def triton_providers(device: Device) -> tuple[OpProvider, ...]:
-    """One planner for all attention ops of the device."""
+def triton_providers(device: Device, float8: bool = True) -> tuple[OpProvider, ...]:
+    """One planner for all attention ops of the device. `float8`: whether the device multiplies float8_e4m3fn."""
     return (
         TritonAttention(GpuPlanner(device.upload)),
-        TorchLinear(),
+        TorchLinear(float8),
         TorchLogits(),
         TableEmbedding(),
         TritonNorm(),
@@ -34,7 +34,7 @@ def triton_providers(device: Device) -> tuple[OpProvider, ...]:
         TritonRope(),
         TritonActivation(),
         TritonGatedActivation(),
-        TritonExperts(),
+        TritonExperts(float8),
         TritonSample(),
         TritonLogprobs(),
         TritonVerify(),

@@ -40,6 +40,10 @@ def refusal(instance: OpInstance) -> str:
         return f"activations are {str(instance.dtype).removeprefix('torch.')}"
     if len(spec.shape) != 2:
         return f"the weight has {len(spec.shape)} dimensions"
+    if scheme.packing is Packing.FLOAT8:
+        return "8-bit floats, the kernels take integers where x is not rounded"
+    if scheme.group_rows > 1:
+        return f"scales of {scheme.group_rows} rows"
     if scheme.codebook and scheme.packing is not Packing.UINT4:
         return "its table has more than 16 numbers"
     if scheme.group % 16:
@@ -141,10 +145,14 @@ def _by_library(x: torch.Tensor, weight: QuantWeight, bias: torch.Tensor | None,
 
 
 def _splits(weight: QuantWeight, rows: int, columns: int, resident: int) -> int:
-    """Programs per tile of `rows`, so that each multiprocessor has `resident`; each with two steps or more."""
-    tiles = -(-weight.rows // rows)
-    wanted = _processors(weight.values.device) * resident // tiles
-    return max(min(wanted, weight.columns // columns // 2), 1)
+    return splits_of(weight.rows, weight.columns, rows, columns, resident, weight.values.device)
+
+
+def splits_of(rows: int, columns: int, height: int, step: int, resident: int, device: torch.device) -> int:
+    """Programs per tile of `height` rows of a weight, so that each multiprocessor has `resident`; each with two steps
+    of `step` columns or more."""
+    wanted = _processors(device) * resident // -(-rows // height)
+    return max(min(wanted, columns // step // 2), 1)
 
 
 @cache

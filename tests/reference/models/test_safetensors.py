@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hardpoint.errors import ConfigError, ModelError, WeightsError
+from hardpoint.errors import ConfigError, WeightsError
 
 pytestmark = pytest.mark.reference
 
@@ -199,7 +199,9 @@ def test_max_model_len_beyond_the_models_own(folder: Path, serve: Any) -> None:
     assert serve(folder).model.max_context == 64
 
 
-def test_quantized_safetensors_are_refused(folder: Path, serve: Any) -> None:
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
-    with pytest.raises(ModelError, match="gptq"):
-        serve(folder, config=config)
+def test_codes_without_scales_are_refused(folder: Path, serve: Any) -> None:
+    """What a quantized checkpoint holds must not be taken for weights; how it is read: quantized/test_formats.py."""
+    _rewrite(folder, DOWN, lambda tensors: tensors.update({DOWN: torch.ones(64, 96, dtype=torch.int8)}))
+    with pytest.raises(WeightsError, match=f"{DOWN}.*int8") as caught:
+        serve(folder)
+    assert "quantization_config" in (caught.value.hint or "")

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from hardpoint_platforms.ops.catalogue import CONTRACTS
-from hardpoint_platforms.ops.samples import run
-from hardpoint_platforms.quant import QuantTensor
+from hardpoint_platforms.ops.samples import Source, quantized, run, specs
+from hardpoint_platforms.quant import Codes, Packing, QuantScheme, QuantTensor, Rounding, round_input
+from hardpoint_platforms.reference.moe import build_experts
+from hardpoint_platforms.strict.static.moe import build_experts as static_experts
 
 pytestmark = pytest.mark.reference
 
@@ -110,3 +112,41 @@ def test_tokens_do_not_depend_on_each_other(providers):
     for t in range(x.shape[0]):
         alone = kernel(x[t : t + 1], shares[t : t + 1], ids[t : t + 1], packed)
         torch.testing.assert_close(together[t : t + 1], alone, atol=1e-6, rtol=1e-5)
+
+
+ROUNDED = {
+    "int8 rows": QuantScheme("int8", Packing.INT8, 8, 64, rounding=Rounding(Codes.INT8)),
+    "float8 rows": QuantScheme("fp8", Packing.FLOAT8, 8, 64, rounding=Rounding(Codes.FLOAT8)),
+    "float8 blocks": QuantScheme("b", Packing.FLOAT8, 8, 32, group_rows=48, rounding=Rounding(Codes.FLOAT8, 32)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", ["reference", "static"])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_both_products_of_experts_round_their_inputs(name, form, dtype):
+    """Token by token, expert by expert, the second product's input after the activation."""
+    scheme, source = ROUNDED[name], Source(8)
+    up, down = quantized(source, (3, 128, 64), scheme), quantized(source, (3, 64, 64), scheme)
+    sizes = {"experts": 3, "top_k": 2, "hidden": 64, "intermediate": 64}
+    given = specs({"gate_up": up, "down": down}, dtype)
+    instance = CONTRACTS["experts"].instance("here", dtype, given, activation="silu", **sizes)
+    x, shares = source.normal(5, 64, dtype=dtype), source.uniform(5, 2)
+    ids = torch.tensor([[0, 1], [1, 2], [2, 2], [0, 2], [1, 0]])
+    plain = (up.dequantize(dtype), down.dequantize(dtype))
+    kernel = {"reference": build_experts, "static": static_experts}[form](instance)
+    found = kernel(x, shares, ids, plain)
+    wanted, unrounded = torch.zeros(5, 64), torch.zeros(5, 64)
+    for rounds, total in ((True, wanted), (False, unrounded)):
+        for token in range(5):
+            for share, expert in zip(shares[token], ids[token].tolist(), strict=True):
+                row = round_input(x[token], scheme.rounding) if rounds else x[token].float()
+                gate, inner = (plain[0][expert].float() @ row).to(dtype).float().chunk(2)
+                h = (F.silu(gate) * inner).to(dtype)
+                h = round_input(h, scheme.rounding) if rounds else h.float()
+                total[token] += share * (plain[1][expert].float() @ h).to(dtype).float()
+    error = (found.float() - wanted).norm() / wanted.norm()
+    assert found.dtype == dtype
+    assert error < (1e-3 if dtype is torch.float32 else 1e-2)
+    if dtype is torch.float32:
+        assert error < (unrounded - wanted).norm() / wanted.norm() / 4

@@ -30,7 +30,10 @@ TYPES = {
     torch.int8: "*i8",
     torch.bool: "*i1",
     torch.uint8: "*u8",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
+#: Compute capability from which GPUs multiply 8-bit floats; older ones are told not to (`triton_providers`).
+FLOAT8 = 89
 #: (kernel, signature, constants, options) of each distinct launch.
 Launch = tuple[JITFunction, tuple[tuple[str, str], ...], tuple[tuple[str, Any], ...], tuple[tuple[str, int], ...]]
 OPTIONS = ("num_warps", "num_stages")
@@ -68,16 +71,19 @@ def main() -> int:
             for case in CONTRACTS[provider.op].samples(dtype):
                 with torch.inference_mode():
                     run(provider, case)
-    from launches import note_products
+    from launches import note_eight_bits, note_products
 
     note_products()
+    note_eight_bits()
     kept = _one_each(LAUNCHES.values())
     failed, turns = 0, "--turns" in sys.argv
     if turns:
         kept = _two_each(kept)
     capabilities = [int(word) for word in sys.argv[1:] if word.isdigit()]
     for number, (kernel, signature, constants, options) in enumerate(kept):
-        for capability in capabilities[number % len(capabilities) :][:1] if turns else capabilities:
+        float8 = any(kind == TYPES[torch.float8_e4m3fn] for _, kind in signature)
+        able = [capability for capability in capabilities if capability >= FLOAT8 or not float8]
+        for capability in able[number % max(len(able), 1) :][:1] if turns else able:
             hopper = capability >= 90 and "AHEAD" in dict(constants)
             source = ASTSource(
                 fn=kernel, signature=dict(signature), constexprs=dict(constants) | ({"AHEAD": True} if hopper else {})
@@ -96,10 +102,10 @@ def main() -> int:
 
 
 def _one_each(launches: Any) -> list[Launch]:
-    """Per kernel, its dtypes and its switches one launch: sizes alone make no other path."""
+    """Per kernel, its dtypes and its switches one launch: sizes alone make no other path, but for those that are 0."""
     found: dict[str, Launch] = {}
     for launch in launches:
-        switches = tuple((name, value) for name, value in launch[2] if isinstance(value, bool))
+        switches = tuple((name, bool(value)) for name, value in launch[2])
         found.setdefault(repr((launch[0].fn.__name__, launch[1], switches)), launch)
     return list(found.values())
 

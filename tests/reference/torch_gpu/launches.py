@@ -6,8 +6,16 @@ import itertools
 
 import torch
 from hardpoint_torch_gpu.dense import product
+from hardpoint_torch_gpu.experts import TritonExperts
+from hardpoint_torch_gpu.kernels.eight_bit_gemm import EightBitCut, EightBitWeight, eight_bit_dot
 from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight, Tiles, dequantize, gather, quant_dot
 from hardpoint_torch_gpu.kernels.quant_gemv import quant_gemv, takes
+from hardpoint_torch_gpu.kernels.round_input import round_rows
+
+from hardpoint_platforms.ops.catalogue import CONTRACTS
+from hardpoint_platforms.ops.contract import Weight
+from hardpoint_platforms.ops.samples import SCHEMES, Source, quantized, run, sample
+from hardpoint_platforms.quant import Codes, Rounding
 
 
 def note_products() -> None:
@@ -26,6 +34,35 @@ def note_products() -> None:
             dequantize(weight, 0, 128, x.dtype)
         else:
             gather(weight, torch.zeros(3, dtype=torch.int64), 1.0, x.dtype)
+
+
+def note_eight_bits() -> None:
+    """Rows rounded whole and by groups, held and read twice; their products, cut in every way; experts."""
+    for codes, kind in ((Codes.INT8, torch.int8), (Codes.FLOAT8, torch.float8_e4m3fn)):
+        x = torch.zeros(3, 32768, dtype=torch.bfloat16)
+        for group in (0, 128):
+            rounding = Rounding(codes, group)
+            rounded = round_rows(x, rounding)
+            values, locks = torch.zeros(256, 32768, dtype=kind), torch.zeros(16, dtype=torch.int32)
+            for group_rows in (1, 128):
+                scales = torch.zeros(256 if group else 1, 256 // group_rows)
+                weight = EightBitWeight(values, scales, locks, group, group_rows, rounding)
+                eight_bit_dot(rounded, weight, None, EightBitCut(64, 8, 128, 4, 4, 4))
+                eight_bit_dot(rounded, weight, x[0, :256], EightBitCut(128, 128, 128, 1, 8, 4))
+    for name in ("fp8", "fp8_block", "int8"):
+        note_experts(name)
+
+
+def note_experts(name: str) -> None:
+    """Experts whose weights both are of a scheme that rounds x."""
+    weights: dict[str, Weight] = {
+        "gate_up": quantized(Source(1), (2, 512, 256), SCHEMES[name]),
+        "down": quantized(Source(1), (2, 256, 256), SCHEMES[name]),
+    }
+    x, share = torch.zeros(2, 256, dtype=torch.bfloat16), torch.ones(2, 1)
+    attrs = {"experts": 2, "top_k": 1, "hidden": 256, "intermediate": 256}
+    ids = torch.zeros((2, 1), dtype=torch.int64)
+    run(TritonExperts(), sample(CONTRACTS["experts"], name, x.dtype, lambda _: (x, share, ids), weights, **attrs))
 
 
 def _weight(wide: bool, book: int, offset: bool) -> QuantWeight:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed
+from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed, WeightSpec
+from hardpoint_platforms.quant import round_input
 from hardpoint_platforms.reference.activation import FUNCTIONS, gate_with
 
 
@@ -12,6 +15,7 @@ def build_experts(instance: OpInstance) -> Kernel:
     """experts(x[T, H], weights[T, k], ids[T, k], (gate_up, down, gate_up_bias?, down_bias?)) -> [T, H]."""
     attrs = instance.attrs
     on_input = attrs["weight_on_input"]
+    into, out_of = (_product(instance.weights[name]) for name in ("gate_up", "down"))
 
     def hidden(x: torch.Tensor) -> torch.Tensor:
         x = x.to(torch.float32)
@@ -23,9 +27,9 @@ def build_experts(instance: OpInstance) -> Kernel:
     def every(x: torch.Tensor, w: Packed) -> torch.Tensor:
         """[T, H] -> [T, E, H] float32."""
         up, down, *biases = w
-        h = x @ up.transpose(1, 2)  # [E, T, 2F]
+        h = into(x, up)  # [E, T, 2F]
         h = hidden(h + biases[0][:, None] if biases else h).to(x.dtype)
-        out = h @ down.transpose(1, 2)
+        out = out_of(h, down)
         out = out + biases[1][:, None] if biases else out
         return out.transpose(0, 1).to(torch.float32)
 
@@ -43,3 +47,11 @@ def build_experts(instance: OpInstance) -> Kernel:
         return torch.cat(parts, dim=1).sum(1).to(x.dtype)
 
     return run
+
+
+def _product(spec: WeightSpec) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """f(x [..., T, K], weight [E, N, K]) -> [E, T, N] of x's dtype, x rounded as the weight's scheme wants it."""
+    rounding = spec.scheme.rounding if spec.scheme else None
+    if rounding is None:
+        return lambda x, weight: x @ weight.transpose(1, 2)
+    return lambda x, weight: (round_input(x, rounding) @ weight.to(torch.float32).transpose(1, 2)).to(x.dtype)

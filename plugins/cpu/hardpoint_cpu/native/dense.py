@@ -8,7 +8,7 @@ import torch
 
 from hardpoint_cpu.native.abi import Code
 from hardpoint_cpu.native.provider import NativeProvider, rows_of_last
-from hardpoint_cpu.native.weights import pack_matrix, pack_weights, weight_bytes
+from hardpoint_cpu.native.weights import is_laid_out, pack_matrix, pack_weights, products, weight_bytes
 from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed, Weight
 from hardpoint_platforms.ops.provider import Support
 from hardpoint_platforms.quant import QuantTensor
@@ -22,12 +22,7 @@ class NativeLinear(NativeProvider):
     code = Code.LINEAR
 
     def takes(self, instance: OpInstance) -> Support:
-        scheme = instance.weights["weight"].scheme
-        if scheme is None:
-            return Support(True, "float32 sums")
-        if self.setting.exact:
-            return Support(True, f"{scheme.name} dequantized at load to float32 (numerics exact)")
-        return Support(True, f"{scheme.name} by activations rounded to int8 per block")
+        return products(instance, self.setting.exact)
 
     def build(self, instance: OpInstance) -> Kernel:
         stage, biased = self.stage, "bias" in instance.weights
@@ -85,7 +80,9 @@ class NativeEmbedding(NativeProvider):
 
     def takes(self, instance: OpInstance) -> Support:
         scheme = instance.weights["weight"].scheme
-        return Support(True, "rows copied" if scheme is None else f"{scheme.name} rows dequantized on look-up")
+        if scheme is None or not is_laid_out(scheme):
+            return Support(True, "rows copied" if scheme is None else f"{scheme.name} dequantized at load to float32")
+        return Support(True, f"{scheme.name} rows dequantized on look-up")
 
     def build(self, instance: OpInstance) -> Kernel:
         stage, scale = self.stage, instance.attrs["scale"]

@@ -8,7 +8,7 @@ import torch
 
 from hardpoint_cpu.native.abi import Code
 from hardpoint_cpu.native.provider import NativeProvider, rows_of_last
-from hardpoint_cpu.native.weights import expert_slices, pack_weights, weight_bytes
+from hardpoint_cpu.native.weights import expert_slices, pack_weights, products, weight_bytes
 from hardpoint_platforms.ops.activation import KINDS
 from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed, Weight
 from hardpoint_platforms.ops.provider import Support
@@ -23,11 +23,7 @@ class NativeExperts(NativeProvider):
     code = Code.EXPERTS
 
     def takes(self, instance: OpInstance) -> Support:
-        schemes = sorted({spec.scheme.name for spec in instance.weights.values() if spec.scheme is not None})
-        if not schemes:
-            return Support(True, "float32 sums")
-        how = "dequantized at load to float32" if self.setting.exact else "by activations rounded to int8 per block"
-        return Support(True, f"{', '.join(schemes)} {how}")
+        return products(instance, self.setting.exact)
 
     def build(self, instance: OpInstance) -> Kernel:
         stage, attrs = self.stage, instance.attrs

@@ -18,14 +18,46 @@ from hardpoint_cpu.native.abi import DTYPES, Matrix
 from hardpoint_cpu.native.library import NativeLibrary
 from hardpoint_cpu.native.stage import Stage
 from hardpoint_platforms.errors import UnsupportedOperation
-from hardpoint_platforms.ops.contract import Packed, Weight
-from hardpoint_platforms.quant import Packing, QuantTensor
+from hardpoint_platforms.ops.contract import OpInstance, Packed, Weight
+from hardpoint_platforms.ops.provider import Support
+from hardpoint_platforms.quant import Codes, Packing, QuantScheme, QuantTensor
 
 _PACKINGS = {Packing.INT8: 1, Packing.UINT4: 2}
 #: Places in a codebook: as many as there are stored integers.
 _CODES = 256
 #: Narrow dtypes in which a float32 weight is tried; most checkpoints come in one of them.
 _NARROW = (torch.bfloat16, torch.float16)
+
+
+#: Activations that share a scale in the library's products of 8-bit integers.
+_BLOCK = 16
+#: Ops that must round their input where a scheme says so.
+_ROUNDING = ("linear", "experts")
+
+
+def products(instance: OpInstance, exact: bool) -> Support:
+    """Whether products with these weights are the library's, and what it makes of quantized ones."""
+    schemes = dict.fromkeys(spec.scheme for spec in instance.weights.values() if spec.scheme is not None)
+    if not schemes:
+        return Support(True, "float32 sums")
+    told = []
+    for scheme in sorted(schemes, key=lambda scheme: scheme.name):
+        rounding = scheme.rounding if instance.op in _ROUNDING else None
+        if rounding is not None and exact:
+            return Support(False, f"{scheme.name} rounds its input, which numerics exact does not")
+        if rounding is not None and (rounding.codes is not Codes.INT8 or 0 < rounding.group < _BLOCK):
+            return Support(False, f"{scheme.name} rounds its input to {rounding.codes.value}, the library to int8")
+        if exact or not is_laid_out(scheme):
+            told.append(f"{scheme.name} dequantized at load to float32{' (numerics exact)' if exact else ''}")
+        else:
+            finer = " of 16, which loses less than per token" if rounding is not None else ""
+            told.append(f"{scheme.name} by activations rounded to int8 per block{finer}")
+    return Support(True, "; ".join(dict.fromkeys(told)))
+
+
+def is_laid_out(scheme: QuantScheme) -> bool:
+    """Whether the library keeps a weight's codes; others become float32 at load."""
+    return scheme.packing in _PACKINGS
 
 
 class _Held:
@@ -116,7 +148,7 @@ def pack_weights(stage: Stage, weights: Sequence[Weight], exact: bool) -> torch.
 
 
 def _new(stage: Stage, weight: Weight, exact: bool) -> int:
-    source = weight if isinstance(weight, QuantTensor) else narrowed(weight)
+    source = _source(weight)
     handle = _try(stage, source, exact)
     if not handle and isinstance(source, QuantTensor):
         handle = _try(stage, source.dequantize(torch.float32), exact)
@@ -124,6 +156,13 @@ def _new(stage: Stage, weight: Weight, exact: bool) -> int:
         kind = source.scheme.name if isinstance(source, QuantTensor) else str(source.dtype)
         raise UnsupportedOperation(f"no native layout for a weight {tuple(weight.shape)} of {kind}")
     return handle
+
+
+def _source(weight: Weight) -> Weight:
+    """What is given to the library."""
+    if not isinstance(weight, QuantTensor):
+        return narrowed(weight)
+    return weight.with_row_scales() if is_laid_out(weight.scheme) else weight.dequantize(torch.float32)
 
 
 def _try(stage: Stage, weight: Weight, exact: bool) -> int:
@@ -140,7 +179,7 @@ def weight_bytes(stage: Stage, handles: torch.Tensor) -> Mapping[Hashable, int]:
 
 def pack_matrix(weight: Weight) -> Packed:
     """(hp_matrix as bytes, the tensors that it points into ...): a table that stays in its neutral form."""
-    matrix, kept = matrix_of(weight if isinstance(weight, QuantTensor) else narrowed(weight))
+    matrix, kept = matrix_of(_source(weight))
     return (torch.from_numpy(np.frombuffer(bytes(matrix), np.uint8).copy()), *kept)
 
 
@@ -148,6 +187,7 @@ def expert_slices(weight: Weight, interleaved: bool) -> list[Weight]:
     """Matrices of [experts, rows, columns]; interleaved gate and up rows are put one half after the other."""
     if not isinstance(weight, QuantTensor):
         return [_halves(part) if interleaved else part for part in weight]
+    weight = weight.with_row_scales() if interleaved else weight
     names = ("values", "scales", "offsets", "super_scales", "super_offsets")
     slices: list[Weight] = []
     for expert in range(weight.shape[0]):

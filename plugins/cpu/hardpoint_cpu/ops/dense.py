@@ -1,13 +1,15 @@
 """Matrix products and look-ups on torch's kernels: linear, logits, embedding.
 
 Quantized weights are dequantized at load, in the activations' dtype: torch's own quantized products round the
-activations to bf16, and are no faster than fp32 ones without bf16 units. fp32 weights are laid out in blocks where the
+activations to bf16, and are no faster than fp32 ones without bf16 units. Where a scheme rounds its input, so does the
+reference's way here. fp32 weights are laid out in blocks where the
 device found that to pay (`blocked.py`). Embedding rows stay quantized and are dequantized as they are looked up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch.nn.functional import embedding, linear
@@ -16,6 +18,7 @@ from hardpoint_cpu.ops.blocked import blocked_product, to_blocks
 from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed, Weight
 from hardpoint_platforms.ops.provider import OpProvider, Support
 from hardpoint_platforms.quant import QuantScheme, QuantTensor
+from hardpoint_platforms.reference.linear import build_linear
 from hardpoint_platforms.versioning import Version
 
 
@@ -39,9 +42,13 @@ class CpuLinear(OpProvider):
         self._blocked = blocked
 
     def supports(self, instance: OpInstance) -> Support:
+        if _rounds(instance):
+            return _dequantized(instance, "torch linear of inputs rounded to 8 bits")
         return _dequantized(instance, "blocked linear" if self._lays_out(instance) else "torch linear")
 
     def build(self, instance: OpInstance) -> Kernel:
+        if _rounds(instance):
+            return build_linear(instance)
         if self._lays_out(instance):
             product = blocked_product()
             if "bias" in instance.weights:
@@ -56,7 +63,13 @@ class CpuLinear(OpProvider):
         return (to_blocks(packed[0]), *packed[1:]) if self._lays_out(instance) else packed
 
     def _lays_out(self, instance: OpInstance) -> bool:
-        return self._blocked and instance.dtype is torch.float32
+        return self._blocked and instance.dtype is torch.float32 and not _rounds(instance)
+
+
+def _rounds(instance: OpInstance) -> bool:
+    """Whether the op has to round its input; of those that are here `linear` alone has to."""
+    scheme = instance.weights["weight"].scheme
+    return instance.op == "linear" and scheme is not None and scheme.rounding is not None
 
 
 class CpuLogits(CpuLinear):
@@ -114,15 +127,16 @@ def _plain(ids: torch.Tensor, w: Packed) -> torch.Tensor:
 def embedding_of(scheme: QuantScheme, columns: int, dtype: torch.dtype) -> Kernel:
     """A look-up in a quantized table whose parts are packed one after another, absent ones left out."""
 
+    own = replace(scheme, group_rows=1)  # of rows that were looked up
+
     def look_up(ids: torch.Tensor, w: Packed) -> torch.Tensor:
         by_row, codebook = (w[:-1], w[-1]) if scheme.codebook else (w, None)
-        values, scales, *rest = (part.index_select(0, ids) for part in by_row)
+        values, *rest = (part.index_select(0, ids) for part in (by_row[0], *by_row[2:]))
+        scales = by_row[1].index_select(0, ids if own.group_rows == scheme.group_rows else ids // scheme.group_rows)
         offsets = rest.pop(0) if scheme.offset else None
         super_scales, super_offsets = [*rest, None, None][:2]
         shape = (ids.shape[0], columns)
-        return QuantTensor(scheme, shape, values, scales, offsets, super_scales, super_offsets, codebook).dequantize(
-            dtype
-        )
+        return QuantTensor(own, shape, values, scales, offsets, super_scales, super_offsets, codebook).dequantize(dtype)
 
     return look_up
 

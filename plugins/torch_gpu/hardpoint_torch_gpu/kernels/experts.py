@@ -15,8 +15,10 @@ import triton.language as tl
 
 from hardpoint_torch_gpu.kernels.activation import KINDS, activated
 from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
+from hardpoint_torch_gpu.kernels.eight_bit_gemm import EightBitWeight, added, empty_sums, repeats, scaled
 from hardpoint_torch_gpu.kernels.quant_codes import codes
 from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight, decoded, read_words
+from hardpoint_torch_gpu.kernels.round_input import Rounded
 
 #: Slots that a program of `_route` looks at in a turn, where there are few and where there are many.
 _FEW, _MANY = 512, 4096
@@ -164,12 +166,31 @@ def _finished(
     return y
 
 
-@triton.jit(do_not_specialize=["top_k"])
-def _grouped(
-    x_ptr, w_ptr, scales_ptr, offsets_ptr, book_ptr, bias_ptr, share_ptr, order_ptr, tiles_ptr, y_ptr,
-    rows, columns, top_k, tiles_n, planes, groups, stride, limit, offset,
+@triton.jit
+def _weights(
+    w_ptr, scales_ptr, offsets_ptr, book_ptr, row, k, first, columns, planes, groups, stride, dtype: tl.constexpr,
     QUANT: tl.constexpr, BYTES: tl.constexpr, TABLE: tl.constexpr, FLOATS: tl.constexpr, SIGNED: tl.constexpr,
-    OFFSET: tl.constexpr, GROUP: tl.constexpr,
+    OFFSET: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Rows `row` of the weight, columns k, which begin with `first`; 0 behind the last one."""
+    if QUANT:
+        words = read_words(w_ptr, first, planes, stride, row, k.shape[0], 16 if BYTES else 32, EVEN)
+        q = codes(words, book_ptr, dtype, BYTES, TABLE, FLOATS, SIGNED)
+        w = decoded(q, scales_ptr, offsets_ptr, first, groups, stride, row, dtype, OFFSET, GROUP, True)
+    elif EVEN:
+        w = tl.load(w_ptr + row.to(tl.int64)[:, None] * columns + k[None, :])
+    else:
+        w = tl.load(w_ptr + row.to(tl.int64)[:, None] * columns + k[None, :], mask=k[None, :] < columns, other=0.0)
+    return w
+
+
+@triton.jit(do_not_specialize=["x_rows", "top_k"])
+def _grouped(
+    x_ptr, x_scales_ptr, w_ptr, scales_ptr, offsets_ptr, book_ptr, bias_ptr, share_ptr, order_ptr, tiles_ptr, y_ptr,
+    rows, columns, x_rows, top_k, tiles_n, planes, groups, stride, limit, offset,
+    QUANT: tl.constexpr, BYTES: tl.constexpr, TABLE: tl.constexpr, FLOATS: tl.constexpr, SIGNED: tl.constexpr,
+    OFFSET: tl.constexpr, GROUP: tl.constexpr, EIGHT: tl.constexpr, INTEGER: tl.constexpr, X_GROUP: tl.constexpr,
+    GROUP_ROWS: tl.constexpr, REPEAT: tl.constexpr,
     GATED: tl.constexpr, INTERLEAVED: tl.constexpr, KIND: tl.constexpr, ACTIVATE: tl.constexpr, LIMIT: tl.constexpr,
     BIAS: tl.constexpr, EARLY: tl.constexpr, LATE: tl.constexpr, GATHER: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
@@ -177,9 +198,11 @@ def _grouped(
     """One tile of slots times some rows of its expert's weight, which is the left operand: decode has few slots.
 
     GATHER: rows of x are tokens and those of y places in the order; else the reverse, rows of y being slots.
+    EIGHT: x and w are 8-bit numbers, see `eight_bit_gemm`.
     """
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     HALVES: tl.constexpr = 2 if GATED else 1
+    WHOLE: tl.constexpr = EIGHT and GROUP == 0 and X_GROUP == 0
     tile_n = tl.program_id(0) % tiles_n
     entry = tiles_ptr + (tl.program_id(0) // tiles_n) * 4
     after_others(AHEAD)
@@ -192,25 +215,28 @@ def _grouped(
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     row = _rows_of(n, expert, rows, GATED, INTERLEAVED)
     x_start = x_ptr + x_row.to(tl.int64)[None, :] * columns
-    w_start = w_ptr + row.to(tl.int64)[:, None] * columns
-    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    sums = empty_sums(BLOCK_N, BLOCK_M, INTEGER, WHOLE)
     for step in tl.range(0, tl.cdiv(columns, BLOCK_K), num_stages=STAGES):
         k = step * BLOCK_K + tl.arange(0, BLOCK_K)
         if EVEN:
             x = tl.load(x_start + k[:, None])
         else:
             x = tl.load(x_start + k[:, None], mask=k[:, None] < columns, other=0.0)
-        if QUANT:
-            words = read_words(w_ptr, step * BLOCK_K, planes, stride, row, BLOCK_K, 16 if BYTES else 32, EVEN)
-            q = codes(words, book_ptr, dtype, BYTES, TABLE, FLOATS, SIGNED)
-            w = decoded(
-                q, scales_ptr, offsets_ptr, step * BLOCK_K, groups, stride, row, dtype, OFFSET, GROUP, True
+        w = _weights(
+            w_ptr, scales_ptr, offsets_ptr, book_ptr, row, k, step * BLOCK_K, columns, planes, groups, stride, dtype,
+            QUANT, BYTES, TABLE, FLOATS, SIGNED, OFFSET, GROUP, EVEN,
+        )  # fmt: skip
+        if EIGHT:
+            sums = added(
+                sums, w, x, scales_ptr, x_scales_ptr, row, x_row, step * BLOCK_K, stride, x_rows,
+                GROUP, X_GROUP, GROUP_ROWS, False, REPEAT,
             )  # fmt: skip
-        elif EVEN:
-            w = tl.load(w_start + k[None, :])
         else:
-            w = tl.load(w_start + k[None, :], mask=k[None, :] < columns, other=0.0)
-        total = tl.dot(w, x, total, input_precision="ieee")
+            sums = tl.dot(w, x, sums, input_precision="ieee")
+    if WHOLE:
+        total = scaled(sums, scales_ptr, x_scales_ptr, row, x_row, 0, 0, 0, 0, 0, GROUP_ROWS, False, 1)
+    else:
+        total = sums
     if EARLY or LATE:
         share = tl.load(share_ptr + slot).to(tl.float32)[None, :]
     else:
@@ -255,8 +281,8 @@ def route(ids: torch.Tensor, share: torch.Tensor, experts: int, tokens: int) -> 
 
 
 def grouped(
-    x: torch.Tensor,
-    weight: torch.Tensor | QuantWeight,
+    x: torch.Tensor | Rounded,
+    weight: torch.Tensor | QuantWeight | EightBitWeight,
     bias: torch.Tensor | None,
     routing: Routing,
     rows: int,
@@ -267,7 +293,7 @@ def grouped(
     """Rows of x, each times the weight of its slot's expert: [slots, rows] of x's dtype.
 
     Args:
-        x: contiguous; [T, K] with `gather`, else [slots, K] in the order of the routing.
+        x: contiguous; [T, K] with `gather`, else [slots, K] in the order of the routing. Rounded for such a weight.
         weight: [E, rows, K], or [E, 2 rows, K] for a gated epilogue; quantized with the experts' rows joined.
         bias: [E, rows or 2 rows].
         routing: with `cut.tokens` per tile.
@@ -276,33 +302,41 @@ def grouped(
         epilogue: what becomes of the sums.
         cut: how the work is cut; float32 sums of one cut do not depend on other slots.
     """
-    columns, slots = x.shape[1], routing.order.shape[0]
-    y = torch.empty((slots, rows), dtype=x.dtype, device=x.device)
+    codes_x = x.codes if isinstance(x, Rounded) else x
+    (x_rows, columns), slots = codes_x.shape, routing.order.shape[0]
+    y = torch.empty((slots, rows), dtype=x.dtype, device=codes_x.device)
     tiles_n = triton.cdiv(rows * (2 if epilogue.gated else 1), cut.rows)
     numbers, sizes, switches = _operand(weight, y)
     _grouped[(tiles_n * routing.tiles.shape[0],)](
-        x, *numbers, y if bias is None else bias, routing.share, routing.order, routing.tiles, y,
-        rows, columns, routing.top_k, tiles_n, *sizes,
+        codes_x, x.scales if isinstance(x, Rounded) else y, *numbers, y if bias is None else bias, routing.share,
+        routing.order, routing.tiles, y, rows, columns, x_rows, routing.top_k, tiles_n, *sizes,
         0.0 if epilogue.limit is None else float(epilogue.limit), float(epilogue.offset), **switches,
         GATED=epilogue.gated, INTERLEAVED=epilogue.interleaved,
         KIND=0 if epilogue.kind is None else KINDS[epilogue.kind].value, ACTIVATE=epilogue.kind is not None,
         LIMIT=epilogue.limit is not None, BIAS=bias is not None, EARLY=epilogue.early, LATE=epilogue.late,
-        GATHER=gather, EVEN=columns % cut.columns == 0, BLOCK_N=cut.rows, BLOCK_M=routing.tokens,
-        BLOCK_K=cut.columns, STAGES=cut.stages, num_warps=cut.warps, **ahead(x),
+        REPEAT=repeats(routing.tokens, cut.warps), GATHER=gather, EVEN=columns % cut.columns == 0,
+        BLOCK_N=cut.rows, BLOCK_M=routing.tokens, BLOCK_K=cut.columns, STAGES=cut.stages, num_warps=cut.warps,
+        **ahead(y),
     )  # fmt: skip
     return y
 
 
 def _operand(
-    weight: torch.Tensor | QuantWeight, none: torch.Tensor
+    weight: torch.Tensor | QuantWeight | EightBitWeight, none: torch.Tensor
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, int, int], dict[str, Any]]:
     """Tensors, sizes and constants that tell a weight to `_grouped`; `none` stands for tensors that are not there."""
+    switches: dict[str, Any] = dict.fromkeys(
+        ("QUANT", "BYTES", "TABLE", "FLOATS", "SIGNED", "OFFSET", "EIGHT", "INTEGER"), False
+    )
+    switches |= {"GROUP": 0, "X_GROUP": 0, "GROUP_ROWS": 1}
     if isinstance(weight, QuantWeight):
         planes, stride, _ = weight.values.shape
         parts = (weight.values, weight.scales, weight.offsets, weight.book)
-        return parts, (planes, weight.scales.shape[0], stride), {"QUANT": True, **weight.switches}
-    switches = dict.fromkeys(("QUANT", "BYTES", "TABLE", "FLOATS", "SIGNED", "OFFSET"), False)
-    return (weight, none, none, none), (0, 0, 0), {**switches, "GROUP": 0}
+        return parts, (planes, weight.scales.shape[0], stride), switches | {"QUANT": True} | weight.switches
+    if isinstance(weight, EightBitWeight):
+        sizes = (0, 0, weight.scales.shape[1])
+        return (weight.values, weight.scales, none, none), sizes, switches | {"EIGHT": True} | weight.switches
+    return (weight, none, none, none), (0, 0, 0), switches
 
 
 def combine(parts: torch.Tensor, top_k: int) -> torch.Tensor:

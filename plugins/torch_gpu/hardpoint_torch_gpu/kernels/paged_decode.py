@@ -18,6 +18,8 @@ from hardpoint_torch_gpu.rule import ScoreRule
 #: Warps, steps of the loop that are loaded ahead, and numbers that a join holds at once. All three decide how many
 #: registers the kernel takes, and so how many programs run at once: on an H200 the fastest of 12 shapes.
 WARPS, STAGES, _JOINED = 2, 2, 2048
+#: Up to so many programs each reads keys in larger blocks, on more warps: so few do not keep memory busy otherwise.
+_FEW, _FEW_BLOCK, _FEW_WARPS = 1280, 64, 4
 
 
 @triton.jit
@@ -187,6 +189,9 @@ class PagedDecode:
         kv_heads, v_width = keys.shape[2], values.shape[-1]
         shared = heads // kv_heads
         table = plan.tables[group]
+        # Steps that store here are recorded before serving, the others compile at their first use: these in one way.
+        few = new is not None and parts * kv_heads <= _FEW
+        block, warps = (_FEW_BLOCK, _FEW_WARPS) if few else (BLOCK, WARPS)
         mixed = torch.empty((parts, heads, v_width), dtype=torch.float32, device=q.device)
         best, total = torch.empty((2, parts, heads), dtype=torch.float32, device=q.device)
         wide = q.dtype == torch.float32
@@ -203,8 +208,8 @@ class PagedDecode:
             D_PAD=max(16, triton.next_power_of_2(width)), DV=v_width, DV_PAD=v_pad,
             PAGE=plan.page_tokens, WINDOW=rule.window or 0, SOFTCAP=rule.softcap is not None,
             ALIBI=rule.alibi is not None, SINKS=sinks is not None, STORE=new is not None,
-            JOIN=min(16, max(1, _JOINED // (shared_two * v_pad))), FIELDS=PART_FIELDS, BLOCK=BLOCK,
-            PRECISION="ieee" if wide else "tf32", num_warps=WARPS, num_stages=STAGES, **ahead(q),
+            JOIN=min(16, max(1, _JOINED // (shared_two * v_pad))), FIELDS=PART_FIELDS, BLOCK=block,
+            PRECISION="ieee" if wide else "tf32", num_warps=warps, num_stages=STAGES, **ahead(q),
         )  # fmt: skip
 
     def _counters(self, device: torch.device, count: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ from hardpoint_cpu.native.dense import NativeLinear
 from hardpoint_cpu.native.moe import NativeExperts
 from hardpoint_cpu.native.provider import Setting
 from hardpoint_cpu.native.stage import Stage
-from hardpoint_cpu.native.weights import matrix_of
+from hardpoint_cpu.native.weights import is_laid_out, matrix_of
 from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import Weight
 from hardpoint_platforms.ops.samples import SCHEMES, Source, quantized, run
@@ -146,13 +146,15 @@ def test_samples_agree_with_the_reference_in_exact_mode(op: str, stage: Stage) -
     provider = {"linear": NativeLinear, "experts": NativeExperts}[op](Setting(stage, exact=True))
     tolerance, checked = CONTRACTS[op].tolerance[torch.float32], 0
     for case in CONTRACTS[op].samples(torch.float32):
+        if not provider.supports(case.instance):
+            continue  # see test_eight_bits.py
         ours, theirs = run(provider, case), run(REFERENCE[op], case)
         torch.testing.assert_close(ours, theirs, atol=tolerance.atol, rtol=tolerance.rtol, msg=case.instance.where)
         checked += 1
     assert checked >= 8
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", [name for name, scheme in BY_NAME.items() if is_laid_out(scheme)])
 def test_every_scheme_at_odd_numbers_of_rows(name: str, variant: Stage) -> None:
     scheme = BY_NAME[name]
     for rows, columns in ((1, 768), (7, 256), (16, 512), (33, 768), (90, 256)):

@@ -71,7 +71,9 @@ def test_agrees_with_the_reference(setting: Setting, op: str, case: Sample) -> N
     provider = provider_of(setting, op)
     answer = ask(CONTRACTS[op], provider, case.instance)
     if not answer:
-        assert any(word in case.instance.where for word in LEFT), answer.reason
+        scheme = case.instance.weights["weight"].scheme if op == "linear" else None
+        rounds = scheme is not None and scheme.rounding is not None  # see test_eight_bits.py
+        assert rounds or any(word in case.instance.where for word in LEFT), answer.reason
         return
     with torch.inference_mode():
         found, wanted = real(run(provider, case), case), real(run(REFERENCE[op], case), case)

@@ -18,6 +18,10 @@ def refused_scheme(scheme: QuantScheme) -> str:
     """Why the matrix unit does not read a scheme; "" where it does."""
     if scheme.codebook:
         return f"{scheme.name}: the unit has no table for codes"
+    if scheme.packing is Packing.FLOAT8 or scheme.rounding is not None:
+        return f"{scheme.name}: the unit multiplies no 8-bit floats and no rounded inputs"
+    if scheme.group_rows > 1:
+        return f"{scheme.name}: scales that rows share are not read"
     if scheme.super_group:
         return f"{scheme.name}: scales of two levels are not read"
     return ""

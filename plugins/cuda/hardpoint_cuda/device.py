@@ -13,21 +13,26 @@ from hardpoint_platforms.capabilities import Capabilities
 from hardpoint_platforms.device import DeviceInfo
 from hardpoint_platforms.ops.provider import OpProvider
 
+#: Lowest compute capability whose tensor cores multiply float8_e4m3fn.
+_FLOAT8 = (8, 9)
+
 
 class CudaDevice(TorchGpuDevice):
     """One GPU, with the platform's options."""
 
     def __init__(self, info: DeviceInfo, capabilities: Capabilities, options: Mapping[str, Any]) -> None:
+        capability = torch.cuda.get_device_capability(info.index)
         super().__init__(
             info,
             capabilities,
             graphs=options.get("graphs", True),
             largest_graph=options.get("largest_graph", 512),
+            float8=capability >= _FLOAT8,
         )
         self._before: tuple[OpProvider, ...] = ()
         wanted = options.get("flashinfer", "auto")
         if wanted != "off" and not missing():
-            backend = backend_for(torch.cuda.get_device_capability(self.torch_device))
+            backend = backend_for(capability)
             planner = FlashPlanner(self.upload, self.torch_device, backend)
             self._before = (FlashInferAttention(planner, backend, compile=wanted == "compile"),)
 

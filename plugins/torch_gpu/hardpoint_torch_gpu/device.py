@@ -8,11 +8,14 @@ import torch
 
 from hardpoint_platforms.capabilities import Capabilities
 from hardpoint_platforms.ceilings import Ceilings
+from hardpoint_platforms.communication import Communicator, Mesh
 from hardpoint_platforms.device import Device, DeviceInfo, MemoryInfo
 from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.program import EagerBuilder, ProgramBuilder, SamplingShape
+from hardpoint_platforms.reference.communication import TIMEOUT_SECONDS
 from hardpoint_platforms.streams import Readback, Stream
 from hardpoint_torch_gpu.ceilings import measure
+from hardpoint_torch_gpu.collectives import GpuCommunicator
 from hardpoint_torch_gpu.compiles import LateCompiles
 from hardpoint_torch_gpu.graphs import GraphBuilder
 from hardpoint_torch_gpu.providers import triton_providers
@@ -21,10 +24,17 @@ from hardpoint_torch_gpu.transfers import EventReadback, Sender, Uploader
 
 
 class TorchGpuDevice(Device):
-    """One GPU. `graphs`: whether decode steps are captured; `largest_graph`: requests of the largest one."""
+    """One GPU. `graphs`: whether decode steps are captured; `largest_graph`: requests of the largest one; `float8`:
+    whether its tensor cores multiply float8_e4m3fn."""
 
     def __init__(
-        self, info: DeviceInfo, capabilities: Capabilities, *, graphs: bool = True, largest_graph: int = 512
+        self,
+        info: DeviceInfo,
+        capabilities: Capabilities,
+        *,
+        graphs: bool = True,
+        largest_graph: int = 512,
+        float8: bool = True,
     ) -> None:
         self._info = info
         self._capabilities = capabilities
@@ -32,7 +42,7 @@ class TorchGpuDevice(Device):
         self._graphs, self._largest = graphs, largest_graph
         self._uploader = Uploader(self._torch_device)
         self._sender = Sender(self._torch_device)
-        self._providers = triton_providers(self)
+        self._providers = triton_providers(self, float8)
         self._late = LateCompiles()
         torch.cuda.set_device(self._torch_device)
 
@@ -78,6 +88,11 @@ class TorchGpuDevice(Device):
             return EagerBuilder()
         shapes = (SamplingShape.GREEDY, SamplingShape.DRAW)
         return GraphBuilder(self._torch_device, shapes, self._largest, self._late)
+
+    def communicator(self, mesh: Mesh, rank: int, rendezvous: str) -> Communicator:
+        if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
+            return super().communicator(mesh, rank, rendezvous)
+        return GpuCommunicator(mesh, rank, rendezvous, self._torch_device, TIMEOUT_SECONDS)
 
     def ceilings(self) -> Ceilings | None:
         return measure(self._torch_device)

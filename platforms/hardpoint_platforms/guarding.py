@@ -1,8 +1,9 @@
-"""Whose fault an error is: the plugin's distribution, the op and its place in the model, and the line in the plugin.
+"""Whose fault an error or a hang is: the plugin's distribution, the op and its place in the model, the plugin's line.
 
 Bound kernels are plain callables and nothing is noted while they run. When an exception reaches somebody who can tell
 of it, its traceback still knows: the instruction that failed spells the call (`self._rope(`), what it called is found
-among the frame's values, and that object is one of the op table's kernels.
+among the frame's values, and that object is one of the op table's kernels. The frames of a thread that hangs know it
+in the same way.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import inspect
 import linecache
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from hardpoint_platforms.discovery import PlatformEntry, discover
@@ -32,12 +34,37 @@ if TYPE_CHECKING:
     from hardpoint_platforms.device import Device
     from hardpoint_platforms.ops.contract import OpInstance
     from hardpoint_platforms.ops.provider import OpProvider
+    from hardpoint_platforms.program import Bucket
 
 #: Errors that say what happened as well as anybody could.
 _PLAIN = (PluginError, DeviceUnavailable, OutOfDeviceMemory, DeviceLost)
 #: Packages in which a failing line is not a plugin's fault: plugins call back into them.
 _OURS = ("hardpoint_platforms", "hardpoint")
+#: Frames as they are, innermost first.
+Frames = Sequence["Stand"]
 _CALL = re.compile(r"(?P<self>self\.)?(?P<name>\w+)\(")
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where a frame stands, or stood when an error went through it. `instruction`: in bytes of its code."""
+
+    frame: FrameType
+    instruction: int
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.frame.f_code.co_filename}:{self.line} in {self.frame.f_code.co_name}"
+
+
+def of_thread(thread: int | None) -> list[Stand]:
+    """Where a thread (by `threading.get_ident`) stands now, innermost frame first; empty if there is no such thread."""
+    frame: FrameType | None = sys._current_frames().get(thread or -1)
+    found = []
+    while frame is not None:
+        found.append(Stand(frame, frame.f_lasti, frame.f_lineno))
+        frame = frame.f_back
+    return found
 
 
 @dataclass(frozen=True)
@@ -118,6 +145,30 @@ def named(error: Exception, parts: Sequence[tuple[Device, OpTable]]) -> Exceptio
     return error
 
 
+def hung(thread: int, parts: Sequence[tuple[Device, OpTable]], told: str) -> PluginError | None:
+    """A PluginError (cause "run") where a thread stands in a kernel of these devices, or in other code of a plugin.
+
+    It names what `named` names of an error. `told` says what is wrong: "does not come back". None where the thread
+    stands in no plugin's code.
+    """
+    chain = of_thread(thread)
+    for device, table in parts:
+        for bound in _running(chain, table):
+            plugin = plugin_of(device)
+            packages = {*plugin.packages, _package_of(type(bound.provider))}
+            at = _at(_line(chain, packages) or _line(chain, ("hardpoint_platforms",)))
+            place = f"{named_op(bound.instance)} ({bound.provider.name} on {device.info})"
+            return plugin.error("run", f"{place} {told}{at}", advice(plugin, bound.instance.op))
+    owners = list(map(_owner, chain))
+    known = {_package(entry): entry for entry in discover().entries.values()}
+    package = next((owner for owner in owners if owner in known and owner not in _OURS), None)
+    if package is None:
+        return None
+    plugin = _plugin(known[package], package)
+    what, op = _subject(stand for stand, owner in zip(chain, owners, strict=True) if owner in (package, *_OURS))
+    return plugin.error("run", f"{what} {told}{_at(_line(chain, (package,)))}", advice(plugin, op))
+
+
 def named_op(instance: OpInstance) -> str:
     """ "norm at layers.3.input_layernorm"."""
     return f"{instance.op} at {instance.where}"
@@ -159,9 +210,9 @@ def _package_of(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def _chain(error: BaseException) -> list[TracebackType]:
+def _chain(error: BaseException) -> list[Stand]:
     """Every frame of an error and of what led to it, innermost first, the error's own before its causes'."""
-    found: list[TracebackType] = []
+    found: list[Stand] = []
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -169,26 +220,26 @@ def _chain(error: BaseException) -> list[TracebackType]:
         frames = []
         trace = link.__traceback__
         while trace is not None:
-            frames.append(trace)
+            frames.append(Stand(trace.tb_frame, trace.tb_lasti, trace.tb_lineno))
             trace = trace.tb_next
         found += reversed(frames)
         link = link.__cause__ or link.__context__
     return found
 
 
-def _running(chain: Iterable[TracebackType], table: OpTable) -> Iterator[BoundOp]:
+def _running(chain: Iterable[Stand], table: OpTable) -> Iterator[BoundOp]:
     """Bound ops whose kernel a frame was calling."""
     kernels = {id(bound.kernel): bound for bound in reversed(table.bound)}
-    for trace in chain:
-        called = _called(trace)
+    for stand in chain:
+        called = _called(stand)
         if called is not None and id(called) in kernels:
             yield kernels[id(called)]
 
 
-def _called(trace: TracebackType) -> Any:
-    """What the failing instruction of a frame called, if it is spelled `name(` or `self.name(`; else None."""
-    code = trace.tb_frame.f_code
-    positions = list(code.co_positions())[trace.tb_lasti // 2]
+def _called(stand: Stand) -> Any:
+    """What the instruction of a frame called, if it is spelled `name(` or `self.name(`; else None."""
+    code = stand.frame.f_code
+    positions = list(code.co_positions())[stand.instruction // 2]
     line, column = positions[0], positions[2]
     if line is None or column is None:
         return None
@@ -197,26 +248,43 @@ def _called(trace: TracebackType) -> Any:
     spelled = _CALL.match(text)
     if spelled is None:
         return None
-    values = trace.tb_frame.f_locals
+    values = stand.frame.f_locals
     if spelled["self"]:
         return getattr(values.get("self"), spelled["name"], None)
     return values.get(spelled["name"])
 
 
-def _owner(trace: TracebackType) -> str:
-    return str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+def _subject(chain: Iterable[Stand]) -> tuple[str, str | None]:
+    """What the innermost frame that has one works on, op instance or program, and the op's name for `advice`."""
+    from hardpoint_platforms.ops.contract import OpInstance
+    from hardpoint_platforms.program import Bucket
+
+    for stand in chain:
+        for value in stand.frame.f_locals.values():
+            if isinstance(value, OpInstance):
+                return named_op(value), value.op
+            if isinstance(value, Bucket):
+                return f"program of {_sizes(value)}", "program"
+    return "its code", None
 
 
-def _line(chain: Iterable[TracebackType], packages: Iterable[str]) -> str:
+def _sizes(bucket: Bucket) -> str:
+    """ "8 tokens of 8 requests, GREEDY sampling"; 0 means any number."""
+    tokens, requests = (str(number or "any number of") for number in (bucket.tokens, bucket.requests))
+    return f"{tokens} tokens of {requests} requests, {bucket.sampling.name} sampling"
+
+
+def _owner(stand: Stand) -> str:
+    return str(stand.frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _line(chain: Iterable[Stand], packages: Iterable[str]) -> str:
     """The innermost line in these packages; empty if there is none."""
     wanted = set(packages)
-    for trace in chain:
-        if _owner(trace) in wanted:
-            return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno} in {trace.tb_frame.f_code.co_name}"
-    return ""
+    return next((str(stand) for stand in chain if _owner(stand) in wanted), "")
 
 
-def _last(chain: Iterable[TracebackType], packages: Sequence[str]) -> bool:
+def _last(chain: Iterable[Stand], packages: Sequence[str]) -> bool:
     """Whether the plugin was the last to act: its line is further in than any of ours."""
     owner = next((owner for owner in map(_owner, chain) if owner in (*packages, *_OURS)), "")
     return owner in packages

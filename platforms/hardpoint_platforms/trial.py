@@ -129,18 +129,23 @@ def _told(value: Any) -> str:
 class CheckedTable(OpTable):
     """The choices of another table once more, in the same order, with kernels that check what they return."""
 
-    def __init__(self, chosen: OpTable, device: Device) -> None:
+    def __init__(self, chosen: OpTable, device: Device, before: Callable[[], None] | None = None) -> None:
+        """`before` is called before each kernel that runs."""
         super().__init__(CONTRACTS, (), ())
-        self._chosen, self._device = iter(chosen.claims), device
+        self._chosen, self._device, self._before = iter(chosen.claims), device, before
         self._seen: set[tuple[Any, ...]] = set()
 
     def claim(self, instance: OpInstance) -> BoundOp | None:
         """The choice that was made for the same instance. Refusals are not told again."""
         bound = next(self._chosen)
-        return None if bound is None else replace(bound, kernel=checked(bound, self._device, self._seen))
+        if bound is None:
+            return None
+        return replace(bound, kernel=checked(bound, self._device, self._seen, self._before))
 
 
-def checked(bound: BoundOp, device: Device, seen: set[tuple[Any, ...]]) -> Callable[..., Any]:
+def checked(
+    bound: BoundOp, device: Device, seen: set[tuple[Any, ...]], before: Callable[[], None] | None = None
+) -> Callable[..., Any]:
     """The kernel of a bound op, which raises PluginError for a result of another form than its contract's.
 
     One whose kind ran on such sizes before (it is in `seen`), and the reference's, give zeros without running.
@@ -153,6 +158,8 @@ def checked(bound: BoundOp, device: Device, seen: set[tuple[Any, ...]]) -> Calla
         if instance.op in RESULTS and (ours or key in seen):
             return _zeros(device, RESULTS[instance.op](instance, args), args)
         seen.add(key)
+        if before is not None:
+            before()
         result = kernel(*args, **named)
         wrong = fault(instance, args, result)
         if wrong:

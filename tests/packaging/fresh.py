@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -24,6 +25,19 @@ def build_wheel(folder: Path, out: Path, **variables: str) -> str:
     """With the build tools of this environment: no network. Returns what was said."""
     command = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, folder)
     return run(*command, env={**os.environ, **variables})
+
+
+@dataclass(frozen=True)
+class Wheelhouse:
+    """Wheels that several modules install. `said`: by the build of the processor plugin, which had no compiler."""
+
+    folder: Path
+    said: str
+
+    def wheels(self, *distributions: str) -> list[Path]:
+        """Those of these distributions ("hardpoint_platforms"); all where none is named."""
+        names = [f"{name}-*.whl" for name in distributions] or ["*.whl"]
+        return [path for name in names for path in self.folder.glob(name)]
 
 
 class Environment:

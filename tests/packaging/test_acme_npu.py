@@ -11,9 +11,10 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fresh import CHECKOUT, Environment, build_wheel
+from fresh import CHECKOUT, Environment, Wheelhouse, build_wheel
 
 pytestmark = pytest.mark.packaging
 
@@ -59,6 +60,32 @@ def hardpoint_platform():
 """
 
 
+#: A tiny model on each of the ways given: {name: arguments of LLM}.
+TRIED = """
+import json, sys
+from hardpoint import LLM, SamplingParams
+from hardpoint_platforms.errors import HardpointError
+model, said = sys.argv[1], {}
+for name, options in json.loads(sys.argv[2]).items():
+    try:
+        with LLM(model, dtype="float32", max_model_len=256, max_num_seqs=2, max_batch_tokens=64,
+                 kv_cache_memory="32MiB", **options) as llm:
+            outputs = llm.generate(["abcdefg"], SamplingParams(temperature=0.0, max_tokens=9), use_tqdm=False)
+            said[name] = {"tokens": list(outputs[0].outputs[0].token_ids), "device": llm.info.device}
+    except HardpointError as error:
+        said[name] = {"error": str(error), "kind": type(error).__name__}
+print(json.dumps(said))
+"""
+FAULTS = ("missing_method", "wrong_signature", "kernel_raises", "wrong_dtype", "wrong_shape")
+WAYS: dict[str, dict[str, Any]] = {
+    "acme": {"device": "acme"},
+    "reference": {"device": "reference"},
+    "acme last": {"placement": "layers[0:1]=reference,layers[1:2]=acme"},
+    "acme first": {"placement": "layers[0:1]=acme,layers[1:2]=reference"},
+    **{fault: {"device": "acme", "device_options": {"fault": fault}} for fault in FAULTS},
+}
+
+
 class Servers(Environment):
     """An environment that also starts processes which stay."""
 
@@ -69,19 +96,16 @@ class Servers(Environment):
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Servers:
-    """Core, SPI and the stranger, all from wheels; one thread per process, since cores may be few."""
+def environment(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Wheelhouse) -> Servers:
+    """Core, SPI and the stranger, all from wheels; one thread per process, since cores may be few. Doctor passes only
+    where every plugin that is announced is there, so the processor's is, too."""
     out = tmp_path_factory.mktemp("wheels")
     source = tmp_path_factory.mktemp("source") / "acme_npu"
     shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
-    cpu = source.parent / "cpu"  # doctor passes only where every plugin that is announced is there
-    shutil.copytree(CHECKOUT / "plugins" / "cpu", cpu, ignore=shutil.ignore_patterns("build", "__pycache__"))
-    build_wheel(cpu, out, CC="/nowhere/cc", CXX="/nowhere/c++")  # its kernels play no part here
-    for folder in (CHECKOUT / "platforms", CHECKOUT / "core", source):
-        build_wheel(folder, out)
+    build_wheel(source, out)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     made = Servers(tmp_path_factory.mktemp("fresh"))
-    made.install(*out.glob("*.whl"))
+    made.install(*wheelhouse.wheels(), *out.glob("*.whl"))
     return made
 
 
@@ -94,6 +118,13 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config, folder = llama_config(head_dim=12), tmp_path_factory.mktemp("model") / "tiny"
     save_llama(folder, config, random_weights(config), None)
     return folder
+
+
+@pytest.fixture(scope="module")
+def told(environment: Environment, tiny_folder: Path) -> dict[str, Any]:
+    """What one process says of the tiny model in each way of `WAYS`: tokens and devices, or the error."""
+    said: dict[str, Any] = json.loads(environment.python("-c", TRIED, tiny_folder, json.dumps(WAYS)))
+    return said
 
 
 def generated(environment: Environment, model: Path, device: str, *flags: str) -> str:
@@ -121,12 +152,17 @@ def test_explain_shows_providers_and_refusals(environment: Environment, tiny_fol
     assert "head_dim 12 is not a multiple of 8" in json.dumps(attention)
 
 
-def test_what_it_refuses_runs_on_its_memory(environment: Environment, tiny_folder: Path) -> None:
+def test_what_it_refuses_runs_on_its_memory(told: dict[str, Any]) -> None:
     """The reference reads and writes the chip's blocked pages."""
-    texts = [
-        generated(environment, tiny_folder, device, "--raw", "--max-tokens", "9") for device in ("acme", "reference")
-    ]
-    assert texts[0] == texts[1] != ""
+    assert len(told["acme"]["tokens"]) == 9
+    assert told["acme"]["tokens"] == told["reference"]["tokens"]
+
+
+def test_layers_on_it_and_on_others_give_the_same_tokens(told: dict[str, Any]) -> None:
+    """The model is cut between the stranger and the reference, either one first."""
+    assert told["acme last"]["device"] == "reference:0 (layers 0-0) + acme:0 (layers 1-1)"
+    assert told["acme first"]["device"] == "acme:0 (layers 0-0) + reference:0 (layers 1-1)"
+    assert told["acme last"]["tokens"] == told["acme first"]["tokens"] == told["reference"]["tokens"]
 
 
 def test_one_process_has_one_of_its_kind(environment: Environment, tmp_path: Path) -> None:
@@ -148,7 +184,7 @@ def test_one_process_has_one_of_its_kind(environment: Environment, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "words"),
     [
         ("missing_method", r"acme-npu-hardpoint 0\.1\.0: opening acme:0 failed.*abstract class Rope"),
         ("wrong_signature", r"acme-npu-hardpoint 0\.1\.0: Norm\.supports\(self\) cannot take the core's call"),
@@ -167,13 +203,33 @@ def test_one_process_has_one_of_its_kind(environment: Environment, tmp_path: Pat
         ),
     ],
 )
-def test_a_wrong_plugin_is_named_when_it_serves(
-    environment: Environment, tiny_folder: Path, fault: str, told: str
-) -> None:
+def test_a_wrong_plugin_is_named_when_it_serves(told: dict[str, Any], fault: str, words: str) -> None:
+    assert re.search(words, told[fault]["error"], re.DOTALL), told[fault]
+    assert told[fault]["kind"] == "PluginError"
+
+
+def test_the_command_names_it_and_fails(environment: Environment, tiny_folder: Path) -> None:
     with pytest.raises(AssertionError) as caught:
-        generated(environment, tiny_folder, "acme", "--raw", "--max-tokens", "2", "--option", f"fault={fault}")
-    assert re.search(told, str(caught.value), re.DOTALL)
+        generated(environment, tiny_folder, "acme", "--raw", "--max-tokens", "2", "--option", "fault=kernel_raises")
+    assert re.search(r"acme-npu-hardpoint 0\.1\.0: rope at \S+ .*acme firmware", str(caught.value), re.DOTALL)
     assert "please report it" not in str(caught.value)
+
+
+def test_a_kernel_that_hangs_ends_the_server_by_name(environment: Servers, tiny_folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    flags = ("--device", "acme", "--port", "0", "--option", "fault=kernel_hangs", "--startup-timeout", "8", *SMALL)
+    server = environment.start(log, "-m", "hardpoint", "serve", tiny_folder, *flags)
+    try:
+        assert server.wait(120) not in (0, None)
+    finally:
+        server.kill()
+    said = " ".join(log.read_text(errors="replace").split())
+    assert re.search(
+        r"error: platform plugin 'acme': acme-npu-hardpoint 0\.1\.0: gated_activation at layers\.0\.mlp\.act_fn "
+        r"\(acme gated_activation on acme:0\) does not come back: no progress for 8 s in phase 'trial of the ops' of "
+        r"starting, at \S+acme_npu/ops/provider\.py:\d+ in sleep",
+        said,
+    ), said
 
 
 def test_its_own_tests_pass(environment: Environment) -> None:

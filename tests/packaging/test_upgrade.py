@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fresh import CHECKOUT, Environment, build_wheel
-from releases import copied, newer_spi_and_core, plugin, tiny_llama
+from fresh import Environment, Wheelhouse
+from releases import newer_spi_and_core, plugin, tiny_llama
 
 pytestmark = pytest.mark.packaging
 
@@ -81,17 +81,14 @@ def tomorrow(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 
 @pytest.fixture(scope="module")
-def today(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def today(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Wheelhouse) -> Environment:
     """SPI, core and processor plugin as they are, with plugins of tomorrow."""
     sources, out = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheels")
-    for folder in ("platforms", "core"):
-        build_wheel(CHECKOUT / folder, out)
-    build_wheel(copied("plugins/cpu", sources), out, CC="/nowhere/cc", CXX="/nowhere/c++")
     for name, (facts, _, _) in REFUSED.items():
         plugin(name, sources, out, importable=False, **facts)
     plugin("reaching", sources, out, "3.0.0", {"platform": "1.0-2.3", "device": "1.0-2.3", "ops": "1.0-1.8"})
     made = Environment(tmp_path_factory.mktemp("today"))
-    made.install(*out.glob("*.whl"))
+    made.install(*wheelhouse.wheels(), *out.glob("*.whl"))
     return made
 
 

@@ -301,12 +301,28 @@ def _write(args: argparse.Namespace, plan: _Plan, summary: Summary, outcome: Out
     if args.html:
         from hardpoint.simulate.page import report
 
-        command = shlex.join(["hardpoint", "simulate", args.model, "--hardware", args.hardware, "--tp", str(args.tp)])
-        page = report(title, command + " ...", summary, series(outcome), [*plan.facts, *_results(summary)])
+        page = report(title, _command(args), summary, series(outcome), [*plan.facts, *_results(summary)])
         try:
             args.html.write_text(page, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--html {args.html}: cannot be written: {error.strerror}") from None
+
+
+def _command(args: argparse.Namespace) -> str:
+    """What simulates the same again: flags that are not at their defaults, but for those that say where to write."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    words = ["hardpoint", "simulate", args.model]
+    for name, value in vars(parser.parse_args([])).items():
+        given = getattr(args, name)
+        if name in ("model", "list", "json", "plot", "html") or given == value:
+            continue
+        flag = name.replace("_", "-")
+        if isinstance(given, bool):
+            words.append(f"--{flag}" if given else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", f"{given:.10g}" if isinstance(given, float) else str(given)]
+    return shlex.join(words)
 
 
 def _list() -> int:

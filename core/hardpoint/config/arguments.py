@@ -71,6 +71,8 @@ FLAGS: Mapping[str, Flag] = {
     "device.on_fallback": Flag(choices=("error", "warn", "allow")),
     "device.numerics": Flag(choices=("fast", "exact")),
     "device.threads": Flag(parse=at_least(1), metavar="N"),
+    "device.startup_timeout": Flag(parse=between(0.5, 86400.0), metavar="SECONDS"),
+    "device.step_timeout": Flag(parse=between(0.5, 86400.0), metavar="SECONDS"),
     "device.placement": Flag(parse=parse_placement, metavar="LAYERS=DEVICE,..."),
     "cache.page_tokens": Flag(aliases=("block-size",), parse=at_least(1), metavar="TOKENS"),
     "cache.kv_cache_memory": Flag(aliases=("kv-cache-memory-bytes",), parse=byte_size, metavar="SIZE"),

@@ -50,6 +50,9 @@ class DeviceConfig:
         on_fallback: error, warn or allow, for ops that fall to the reference.
         numerics: fast or exact; short for the device's option of that name.
         threads: of the host; likewise.
+        startup_timeout: seconds that one piece of starting may take (an op's first call, a program, a weight) before
+            the engine gives up and says where it hangs.
+        step_timeout: seconds that one step may take before it does likewise.
     """
 
     device: str = "auto"
@@ -58,6 +61,8 @@ class DeviceConfig:
     numerics: str | None = None
     threads: int | None = None
     placement: Placement | None = None
+    startup_timeout: float = 300.0
+    step_timeout: float = 600.0
 
 
 @dataclass(frozen=True)

@@ -37,15 +37,17 @@ from hardpoint_platforms.reference.platform import ReferenceDevice
 from hardpoint_platforms.state_cache import CacheLayout
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 113, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "vocab_size": 113, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128,
 }  # fmt: skip
-_WINDOWS = ["full_attention", "sliding_attention", "full_attention"]
+_WINDOWS = ["full_attention", "sliding_attention"]
 #: family -> (level at which it stands, its config besides `SMALL`).
 FAMILIES: dict[str, tuple[int, dict[str, Any]]] = {
     "llama": (0, {}),
     "qwen3": (2, {"head_dim": 24, "use_sliding_window": True, "sliding_window": 8, "layer_types": _WINDOWS}),
-    "gemma3_text": (2, {"head_dim": 24, "sliding_window": 8, "num_hidden_layers": 6, "query_pre_attn_scalar": 20}),
+    "gemma3_text": (
+        2, {"head_dim": 24, "sliding_window": 8, "layer_types": _WINDOWS[::-1], "query_pre_attn_scalar": 20},
+    ),
     "phi3": (2, {}),
     "qwen3_moe": (
         5,

@@ -13,6 +13,7 @@ from functools import partial
 from hardpoint.config.engine import EngineConfig
 from hardpoint.engine.devices import OpenedDevices, PlacedLayers, common_limits
 from hardpoint.engine.loop import Engine
+from hardpoint.engine.watch import Startup
 from hardpoint.executor.inprocess import InProcessExecutor
 from hardpoint.kv.pager import KVPager
 from hardpoint.models.registry import model_layers
@@ -57,7 +58,8 @@ class _Phases:
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> BuiltEngine:
     """Open the device, load the model, plan the cache.
 
-    `progress` is called with a phase's name and the share of it that is done. Raises HardpointError.
+    `progress` is called with a phase's name and the share of it that is done. A `Startup` learns the op tables, too.
+    Raises HardpointError.
     """
     phases = _Phases(progress)
     with phases.phase("open device"):
@@ -69,6 +71,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
             parts = devices.place(model_layers(checkpoint.config))
             placed = _bind(config, checkpoint, parts)
         tables = [(part.device, part.bound.ops) for part in placed]
+        if isinstance(progress, Startup):
+            progress.parts = tables
         with naming(tables):
             worker = Worker(config, placed, progress)
         checkpoint.weights.close()

@@ -31,6 +31,7 @@ from hardpoint_platforms.errors import HardpointError
 
 if TYPE_CHECKING:
     from hardpoint.engine.loop import Engine
+    from hardpoint.engine.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +58,13 @@ Builder = Callable[[Callable[[str, float], None]], BuiltEngine]
 
 
 class Pulse:
-    """Since when the loop has been busy with one round; written by the loop, read by the heartbeat thread."""
+    """Since when the loop has been busy with one round; written by the loop, read by the heartbeat thread.
+
+    `watch` looks after what is under way: the start-up, then steps.
+    """
 
     def __init__(self) -> None:
+        self.watch: Watch | None = None
         self._round_started: float | None = None
 
     def busy(self) -> None:

@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -26,8 +27,9 @@ import msgspec
 
 from hardpoint.config.engine import EngineConfig
 from hardpoint.engine.launch import Launched, launch_engine
-from hardpoint.engine.lifecycle import BuiltEngine, Pulse, serve_engine
+from hardpoint.engine.lifecycle import BuiltEngine, Pulse, failure_of, serve_engine
 from hardpoint.engine.startup import lasting_objects
+from hardpoint.engine.watch import Startup, Steps, Watch, disarm
 from hardpoint.protocol.channel import Addresses, EngineChannel, FrontChannel, PulseSender
 from hardpoint.protocol.codec import check_version
 from hardpoint.protocol.messages import PROTOCOL_VERSION, Heartbeat
@@ -39,6 +41,11 @@ log = logging.getLogger(__name__)
 DEFAULT_BUILDER = "hardpoint.engine.build:build_engine"
 #: Seconds.
 HEARTBEAT_INTERVAL = 1.0
+#: Seconds for the message of a hanging start to leave the process.
+LAST_WORDS = 0.5
+#: Seconds. The thread that launches steps and the one that schedules them share the interpreter: at Python's own 5 ms,
+#: a step would wait for the other's bookkeeping each time it needs a line of Python.
+SWITCH_INTERVAL = 1e-4
 _LENGTH = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
 
@@ -130,6 +137,7 @@ class EngineProcess:
 def main() -> int:
     """The engine process."""
     faulthandler.enable()
+    sys.setswitchinterval(SWITCH_INTERVAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     start = _read_start()
@@ -144,7 +152,7 @@ def main() -> int:
     threading.Thread(target=_beat, args=(start.addresses, pulse, over), name="heartbeat", daemon=True).start()
     channel = EngineChannel(start.addresses)
     try:
-        code = serve_engine(channel, partial(_build, start), pulse)
+        code = serve_engine(channel, partial(_build, start, pulse), pulse)
     finally:
         channel.close()
         over.set()
@@ -155,10 +163,16 @@ def main() -> int:
     return code
 
 
-def _build(start: Start, progress: Callable[[str, float], None]) -> BuiltEngine:
+def _build(start: Start, pulse: Pulse, progress: Callable[[str, float], None]) -> BuiltEngine:
     module, _, function = start.builder.partition(":")
-    with lasting_objects():
-        built: BuiltEngine = getattr(import_module(module), function)(start.config, progress)
+    pulse.watch = startup = Startup(start.config.device.startup_timeout, progress)
+    startup.arm()  # a plugin may lock the interpreter before the heartbeat thread looks
+    try:
+        with lasting_objects():
+            built: BuiltEngine = getattr(import_module(module), function)(start.config, startup)
+    finally:
+        pulse.watch = None
+    pulse.watch = Steps(start.config.device.step_timeout, pulse.busy_for, startup.parts)
     give_back_memory()
     return built
 
@@ -195,13 +209,32 @@ def _exit_at_end_of_stdin() -> None:
 
 
 def _beat(addresses: Addresses, pulse: Pulse, over: threading.Event) -> None:
-    """A sign of life per second, from a thread of its own, so that a long step does not look like death."""
+    """A sign of life per second, from a thread of its own, so that a long step does not look like death.
+
+    It also ends an engine that hangs.
+    """
     sender = PulseSender(addresses)
     while True:
         sender.send(Heartbeat(pulse.busy_for()))
+        _look_after(pulse.watch, sender)
         if over.wait(HEARTBEAT_INTERVAL):
             sender.close()
             return
+
+
+def _look_after(watch: Watch | None, sender: PulseSender) -> None:
+    if watch is None:
+        disarm()
+        return
+    error = watch.fault()
+    if error is None:
+        watch.arm()
+        return
+    log.error("the engine stops: %s", error)
+    sender.send(failure_of(error))
+    time.sleep(LAST_WORDS)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 if __name__ == "__main__":

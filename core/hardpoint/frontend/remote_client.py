@@ -30,7 +30,7 @@ class RemoteEngineClient(StreamingClient):
 
     config: what to serve. tokenizer: of the same model; it can also be given later (`use_tokenizer`), so that it is
     loaded while the process starts. health_timeout: seconds without a sign of life after which `check_health` raises,
-    until it comes back. stall_timeout: seconds that one step may take. on_progress: called with (phase, share done).
+    until it comes back. on_progress: called with (phase, share done).
     """
 
     def __init__(
@@ -39,14 +39,13 @@ class RemoteEngineClient(StreamingClient):
         tokenizer: ClientTokenizer | None = None,
         *,
         health_timeout: float = 10.0,
-        stall_timeout: float = 600.0,
         on_progress: Callable[[str, float], None] | None = None,
         builder: str = DEFAULT_BUILDER,
         launched: Launched | None = None,
     ) -> None:
         super().__init__(tokenizer)
         self._health_timeout = health_timeout
-        self._stall_timeout = stall_timeout
+        self._step_timeout = config.device.step_timeout
         self._on_progress = on_progress
         self._process = EngineProcess(config, builder=builder, launched=launched)
         self._started: asyncio.Future[None] | None = None
@@ -84,7 +83,7 @@ class RemoteEngineClient(StreamingClient):
         silent = time.monotonic() - self._last_life
         if silent > self._health_timeout:
             raise EngineDead(f"no sign of life from the engine (process {self.pid}) for {silent:.0f} s")
-        if self._busy_for > self._stall_timeout:
+        if self._busy_for > self._step_timeout:
             raise EngineDead(f"the engine hangs: its present step takes {self._busy_for:.0f} s already")
 
     async def close(self) -> None:

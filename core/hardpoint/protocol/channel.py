@@ -23,7 +23,7 @@ import msgspec
 import zmq
 
 from hardpoint.protocol.codec import decode_from_engine, decode_to_engine, encode
-from hardpoint.protocol.messages import FromEngine, Heartbeat, ToEngine
+from hardpoint.protocol.messages import Failure, FromEngine, Heartbeat, ToEngine
 
 #: A socket file's whole path may have 107 characters.
 MAX_FOLDER_LENGTH = 80
@@ -149,17 +149,17 @@ class EngineChannel:
 
 
 class PulseSender:
-    """Sends heartbeats. Made and used by one thread of the engine process."""
+    """Sends heartbeats, and the failure of an engine that hangs. Made and used by one thread of the engine process."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.PUSH)
         self._socket.connect(addresses.pulse)
 
-    def send(self, heartbeat: Heartbeat) -> None:
+    def send(self, message: Heartbeat | Failure) -> None:
         """Send, or drop it while nobody reads."""
         with contextlib.suppress(zmq.Again):
-            self._socket.send(encode(heartbeat), zmq.NOBLOCK)
+            self._socket.send(encode(message), zmq.NOBLOCK)
 
     def close(self) -> None:
         """Close; a heartbeat under way may be lost."""

@@ -37,6 +37,7 @@ class RunnerParts:
         stages: in the order of the layers; the last one draws.
         score: the bound `logprobs` op of the last stage.
         max_num_seqs: rows; max_model_len: tokens of a row; max_batch_tokens: of a step.
+        progress: called with (phase, share done) as programs are built and made ready and warm-up steps run.
     """
 
     stages: tuple[StageParts, ...]
@@ -44,6 +45,7 @@ class RunnerParts:
     max_num_seqs: int
     max_model_len: int
     max_batch_tokens: int
+    progress: Callable[[str, float], None] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +71,9 @@ class ModelRunner:
     """Owns the stages and the token table, which lies on the last stage's device. Used by one thread at a time."""
 
     def __init__(self, parts: RunnerParts) -> None:
+        self._progress = parts.progress or _silent
         self._stages = tuple(
-            Stage(stage, parts.max_batch_tokens, parts.max_num_seqs, draws=stage is parts.stages[-1])
+            Stage(stage, parts.max_batch_tokens, parts.max_num_seqs, stage is parts.stages[-1], self._progress)
             for stage in parts.stages
         )
         self._last = last = self._stages[-1]
@@ -88,7 +91,7 @@ class ModelRunner:
         self._scorer = PromptScorer(last.device, last.model, parts.score, last.weights, self._table)
         self._table_width = -(-parts.max_model_len // self._page_tokens)
 
-    def warm_up(self, groups: int, progress: Callable[[float], None] | None = None) -> None:
+    def warm_up(self, groups: int) -> None:
         """Make all programs ready, then run a step of each kind in page 0: what cannot run fails now, and what compiles
         at first use does so now.
 
@@ -119,14 +122,19 @@ class ModelRunner:
         self._table.enter(sequence(0))
         with torch.inference_mode():
             for stage in self._stages:
-                stage.prepare(lambda bucket, stage=stage: self._blank(stage, first, bucket), progress)  # type: ignore[misc]
+                stage.prepare(lambda bucket, stage=stage: self._blank(stage, first, bucket), self._progress)  # type: ignore[misc]
         self.forget(0)
+        self._progress("warm-up", 0.0)
         self.execute(step(-3, (length, 0), new=(sequence(0),)))
+        self._progress("warm-up", 0.4)
         self.execute(step(-2, (1, length)))
         if self._mixes:
+            self._progress("warm-up", 0.7)
             self.execute(step(-1, (1, length), (length, 0), new=(sequence(1),)))
             self.forget(1)
         self.forget(0)
+        for stage in self._stages:
+            stage.seal()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan to its end."""
@@ -236,6 +244,10 @@ class ModelRunner:
             carried=received,
         )
         return inputs, (drawn_rows, drawn_at)
+
+
+def _silent(phase: str, done: float) -> None:
+    """Tells nobody."""
 
 
 def _results(outputs: StepOutputs, count: int) -> list[torch.Tensor]:

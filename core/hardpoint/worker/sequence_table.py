@@ -91,7 +91,8 @@ class SequenceTable:
         if params.min_tokens > 0:
             ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(params.eos_token_ids))
             drawable = sorted(end for end in ends if end < self.vocab_size)
-            self.min_tokens[row] = (params.min_tokens, np.array(drawable, np.int64))
+            if drawable:
+                self.min_tokens[row] = (params.min_tokens, np.array(drawable, np.int64))
         # tokenizers may have tokens that the model has no row for: these are never drawn
         words = tuple(word for word in params.bad_words_ids if max(word) < self.vocab_size)
         if words:

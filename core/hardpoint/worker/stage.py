@@ -49,8 +49,10 @@ class StageParts:
 class Stage:
     """Owns the weights and the state of its layers. Used by one thread at a time."""
 
-    def __init__(self, parts: StageParts, max_tokens: int, max_requests: int, draws: bool) -> None:
-        """`draws`: whether it is the last one, which samples."""
+    def __init__(
+        self, parts: StageParts, max_tokens: int, max_requests: int, draws: bool, progress: Callable[[str, float], None]
+    ) -> None:
+        """`draws`: whether it is the last one, which samples; `progress` gets (phase, share done)."""
         self.device = parts.device
         self.model = parts.model
         self.weights = parts.weights
@@ -63,9 +65,10 @@ class Stage:
         if not draws:
             self._buckets = _one_sampling_shape(self._buckets)
         self._shaped = any(bucket.sampling is not SamplingShape.ANY for bucket in self._buckets)
-        self._programs: dict[Bucket, Program] = {
-            bucket: self._builder.build(parts.step, bucket) for bucket in self._buckets
-        }
+        self._programs: dict[Bucket, Program] = {}
+        for bucket in self._buckets:
+            progress("programs", 0.0)
+            self._programs[bucket] = self._builder.build(parts.step, bucket)
 
     @property
     def shaped(self) -> bool:
@@ -99,13 +102,15 @@ class Stage:
         outputs, self._state = self._programs[bucket].run(inputs, self._state, self.weights)
         return outputs
 
-    def prepare(self, inputs_of: Callable[[Bucket], StepInputs], progress: Callable[[float], None] | None) -> None:
-        """Make every program ready, then let no more be built. Programs of any size are ready as they are."""
-        for done, bucket in enumerate(self._buckets, start=1):
+    def prepare(self, inputs_of: Callable[[Bucket], StepInputs], progress: Callable[[str, float], None]) -> None:
+        """Make every program ready. Programs of any size are ready as they are."""
+        for done, bucket in enumerate(self._buckets):
+            progress("programs", done / len(self._buckets))
             if bucket != ANY_SIZE:
                 self._state = self._programs[bucket].prepare(inputs_of(bucket), self._state, self.weights)
-            if progress is not None:
-                progress(done / len(self._buckets))
+
+    def seal(self) -> None:
+        """Let no more programs be built: requests wait from now on."""
         self._builder.seal()
 
     def receive(self, carried: tuple[torch.Tensor, ...], bucket: Bucket, num_tokens: int) -> tuple[torch.Tensor, ...]:

@@ -127,10 +127,8 @@ class Worker:
         self.pages = _plan_pages(config, self.placed, self.layouts)
         self.max_model_len = placed[0].bound.max_model_len
         self.max_batch_tokens = min(_batch_tokens(config, part.device, self.max_model_len) for part in placed)
-        self.runner = self._runner(config, weights)
-        self.runner.warm_up(
-            len(self.layouts[0].groups), (lambda done: progress("programs", done)) if progress else None
-        )
+        self.runner = self._runner(config, weights, progress)
+        self.runner.warm_up(len(self.layouts[0].groups))
         self.phases.append(("cache and warm-up", time.perf_counter() - started))
 
     def close(self) -> None:
@@ -138,7 +136,7 @@ class Worker:
         for part in self.placed:
             close_device(part.device)
 
-    def _runner(self, config: EngineConfig, weights: Sequence[Weights]) -> ModelRunner:
+    def _runner(self, config: EngineConfig, weights: Sequence[Weights], progress: Progress | None) -> ModelRunner:
         draws = self.placed[-1].bound.draws
         assert draws is not None, "the last part of a model draws"
         stages = tuple(
@@ -149,7 +147,7 @@ class Worker:
                 dtype=part.bound.dtype,
                 weights=loaded,
                 layout=layout,
-                state=self._tried(config, part, layout, loaded),
+                state=self._tried(config, part, layout, loaded, progress),
                 step=make_step(part.bound.model, draws.sample.kernel)
                 if part is self.placed[-1]
                 else make_inner_step(part.bound.model),
@@ -163,16 +161,25 @@ class Worker:
                 max_num_seqs=config.scheduler.max_num_seqs,
                 max_model_len=self.max_model_len,
                 max_batch_tokens=self.max_batch_tokens,
+                progress=progress,
             )
         )
 
-    def _tried(self, config: EngineConfig, part: PlacedModel, layout: CacheLayout, weights: Weights) -> State:
+    def _tried(
+        self,
+        config: EngineConfig,
+        part: PlacedModel,
+        layout: CacheLayout,
+        weights: Weights,
+        progress: Progress | None,
+    ) -> State:
         """A new state, after a trial of the part's kernels on page 0: raises PluginError for results that no contract
         allows. The trial's model is another one, so that the kernels which serve stay as they are."""
         state = part.device.state_cache().allocate(layout, self.pages.num_pages)
         if not is_worthwhile(part.device, part.bound.ops):
             return state
-        bound = part.bound.again(CheckedTable(part.bound.ops, part.device))
+        before = (lambda: progress("trial of the ops", 0.0)) if progress else None
+        bound = part.bound.again(CheckedTable(part.bound.ops, part.device, before))
         model = bound.model
         trial = Trial(
             step=make_inner_step(model) if bound.draws is None else make_step(model, bound.draws.sample.kernel),

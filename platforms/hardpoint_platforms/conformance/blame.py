@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
+from hardpoint_platforms.guarding import of_thread as frames_of_thread
 from hardpoint_platforms.guarding import place_of_code as of_code
 
 __all__ = ["of_code", "of_error", "of_thread"]
@@ -35,19 +34,9 @@ def of_error(error: BaseException, folders: Sequence[str]) -> str:
 
 def of_thread(thread: threading.Thread, folders: Sequence[str]) -> str:
     """Where a thread stands now: its innermost frame in the plugin's folders, else its innermost frame."""
-    frame: FrameType | None = sys._current_frames().get(thread.ident or -1)
-    if frame is None:
-        return ""
-    innermost = frame
-    while frame is not None:
-        if _inside(frame.f_code.co_filename, folders):
-            return _told(frame)
-        frame = frame.f_back
-    return _told(innermost)
-
-
-def _told(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+    stands = frames_of_thread(thread.ident)
+    theirs = [stand for stand in stands if _inside(stand.frame.f_code.co_filename, folders)]
+    return next(map(str, theirs or stands), "")
 
 
 def _inside(filename: str, folders: Sequence[str]) -> bool:

@@ -1,4 +1,5 @@
-"""What a draw may come to: each token's probability by the contract's words, and a test of counts against them.
+"""What a draw may come to: each token's probability by the contract's words, a test of counts against them, and the
+token that the canonical random number names.
 
 Written row by row in numpy, apart from the reference's kernels, so that the two check each other.
 """
@@ -6,6 +7,7 @@ Written row by row in numpy, apart from the reference's kernels, so that the two
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +18,11 @@ Floats = npt.NDArray[np.float64]
 
 #: Standard deviations of the normal quantile that a count may reach: about one run in a billion fails by chance.
 SIGMAS = 6.0
+#: Of the distance of u from a token's interval, as a share of all weight: single precision sums that differ in order.
+BORDER = 2.0**-14
 #: Expected counts below this are joined.
 _FEWEST = 5.0
+_WORD, _STEP = (1 << 64) - 1, 0x9E3779B97F4A7C15
 
 
 def chances(logits: Floats, inputs: SamplingInputs, row: int) -> Floats:
@@ -41,6 +46,39 @@ def chances(logits: Floats, inputs: SamplingInputs, row: int) -> Floats:
         weights[order[last + 1 :]] = 0.0
     normal: Floats = weights / weights.sum()
     return normal
+
+
+def uniform(seeds: list[int], positions: list[int]) -> Floats:
+    """float64 in [0, 1): the canonical number of each (seed, position), in Python's integers."""
+    numbers = zip(seeds, positions, strict=True)
+    return np.array([(_mix(_mix(seed + _STEP) + (at + 1) * _STEP) >> 16) * 2.0**-48 for seed, at in numbers])
+
+
+def _mix(x: int) -> int:
+    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
+    x &= _WORD
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _WORD
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _WORD
+    return x ^ (x >> 31)
+
+
+def strays(probabilities: Iterator[Floats], u: Floats, tokens: list[int]) -> tuple[int, list[tuple[int, int, Floats]]]:
+    """How many draws are not the canonical token, and those among them that no rounding explains.
+
+    probabilities: of each row; u: its canonical number; tokens: what was drawn. A stray is (row, canonical token, the
+    drawn token's interval).
+    """
+    different, found = 0, []
+    for row, (chance, number, token) in enumerate(zip(probabilities, u, tokens, strict=True)):
+        until = np.cumsum(chance)
+        low, high = until[token] - chance[token], until[token]
+        if low <= number < high:
+            continue
+        different += 1
+        if chance[token] == 0.0 or not low - BORDER <= number <= high + BORDER:
+            right = int(np.searchsorted(until, number * until[-1], side="right"))
+            found.append((row, min(right, len(chance) - 1), np.array([low, high])))
+    return different, found
 
 
 def adjusted(x: Floats, inputs: SamplingInputs, row: int) -> Floats:

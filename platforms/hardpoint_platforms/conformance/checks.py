@@ -19,7 +19,8 @@ PATIENCE = 60.0
 class Wrong(Exception):
     """The device does something else than the interface says.
 
-    `subject_code` is an object of the plugin (kernel, method, class) whose place in the source is named.
+    `subject_code` is an object of the plugin (kernel, method, class) whose place in the source is named; `place` is
+    that place, where another process found it.
     """
 
     def __init__(
@@ -29,9 +30,11 @@ class Wrong(Exception):
         subject_code: object = None,
         error: float | None = None,
         tolerance: float | None = None,
+        place: str = "",
     ) -> None:
         super().__init__(message)
         self.subject_code = subject_code
+        self.place = place
         self.error = error
         self.tolerance = tolerance
 

@@ -1,8 +1,11 @@
-"""Group `collectives`: every collective at 1, 2 and 4 ranks and on a 2 by 2 mesh, ranks as threads of this process."""
+"""Group `collectives`: every collective at 1, 2 and 4 ranks and on a 2 by 2 mesh.
+
+Each rank is a process with a device of its own, as far as there are devices (`ranks`). A platform that no other process
+can load by name, as in unit tests, has its ranks on threads.
+"""
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,17 +14,22 @@ from typing import Any
 import torch
 
 from hardpoint_platforms.communication import Communicator, Mesh
+from hardpoint_platforms.conformance import blame
 from hardpoint_platforms.conformance.checks import Check, Group, Measure, Wrong
 from hardpoint_platforms.conformance.comparison import require_close
 from hardpoint_platforms.conformance.contracts import short
+from hardpoint_platforms.conformance.ranks import JOIN, Ranks, Task, free_address
 from hardpoint_platforms.conformance.subject import Subject
+from hardpoint_platforms.device import Device
 from hardpoint_platforms.ops.contract import Tolerance
 from hardpoint_platforms.ops.samples import Source
 
 MESHES = (Mesh(("tensor",), (1,)), Mesh(("tensor",), (2,)), Mesh(("tensor",), (4,)), Mesh(("data", "tensor"), (2, 2)))
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
-#: Seconds that ranks wait for each other.
-_JOIN = 40.0
+#: Seconds that a check may take: the first one starts the processes.
+_PATIENCE = 150.0
+#: The task that asks a communicator who it is.
+_WHO = "mesh"
 
 #: What one rank does: communicator, its input by rank -> what it got.
 Work = Callable[[Communicator, Callable[[int], torch.Tensor], str], Any]
@@ -29,14 +37,57 @@ Work = Callable[[Communicator, Callable[[int], torch.Tensor], str], Any]
 
 def checks(subject: Subject) -> Iterator[Check]:
     """Level 4."""
+    ranks = Ranks(subject) if subject.installed else None
     for mesh in MESHES:
         size = "x".join(map(str, mesh.sizes))
         for dtype in DTYPES:
             for name in _WORK:
-                title = f"{name} of {size} ranks"
-                body = partial(_run, mesh, dtype, name)
-                yield Check("collectives", "communicator", title, 4, body, dtype=short(dtype))
-        yield Check("collectives", "communicator", f"mesh of {size} ranks", 4, partial(_mesh, mesh))
+                yield _check(f"{name} of {size} ranks", mesh, short(dtype), name, ranks)
+        yield _check(f"mesh of {size} ranks", mesh, "", _WHO, ranks)
+
+
+def _check(title: str, mesh: Mesh, dtype: str, name: str, ranks: Ranks | None) -> Check:
+    body = partial(_run, mesh, dtype, name, ranks)
+    return Check("collectives", "communicator", title, 4, body, dtype=dtype, patience=_PATIENCE)
+
+
+def _run(mesh: Mesh, dtype: str, name: str, ranks: Ranks | None, subject: Subject, seed: int) -> Measure:
+    task = Task(mesh.axes, mesh.sizes, dtype, name, seed)
+    if ranks is None:
+        _on_threads(subject.device, task)
+    else:
+        ranks.run(task)
+    return Measure()
+
+
+def perform(device: Device, c: Communicator, task: Task) -> None:
+    """One rank's part of a task, and a look at what it got. Raises Wrong."""
+    mesh = task.mesh
+    if task.name == _WHO:
+        c.barrier()
+        if (c.mesh, c.rank) not in [(mesh, rank) for rank in range(mesh_size(mesh))]:
+            raise Wrong(f"a rank says that it is rank {c.rank} of {c.mesh}")
+        return
+    dtype = getattr(torch, task.dtype)
+    tolerance = Tolerance(0.0, 0.0) if dtype is torch.int64 else Tolerance(1e-6, 1e-2 if dtype.itemsize == 2 else 1e-5)
+
+    def made(rank: int) -> torch.Tensor:
+        source = Source(task.seed % 10000 + rank)
+        if dtype is torch.int64:
+            return source.integers(-(1 << 40), 1 << 40, 3, 8)
+        return source.normal(3, 8, dtype=dtype)
+
+    held = {rank: device.to_device(made(rank)) for rank in range(mesh_size(mesh))}
+    code = getattr(type(c), task.name.partition(" ")[0])
+    for axis in mesh.axes:
+        found = device_to_host(device, _WORK[task.name](c, lambda rank: held[rank], axis))
+        wanted = _expected(mesh, c.rank, task.name, made, axis)
+        require_close(found, wanted, tolerance, code, f"{task.name} over {axis!r} at rank {c.rank}")
+
+
+def mesh_size(mesh: Mesh) -> int:
+    """Ranks of a mesh."""
+    return Task(mesh.axes, mesh.sizes, "", "", 0).world
 
 
 def _all_reduce(c: Communicator, made: Callable[[int], torch.Tensor], axis: str) -> Any:
@@ -63,7 +114,7 @@ def _broadcast(c: Communicator, made: Callable[[int], torch.Tensor], axis: str) 
 
 def _send(c: Communicator, made: Callable[[int], torch.Tensor], axis: str) -> Any:
     """Round a ring of all ranks: even ones send first."""
-    world = len(_ranks(c.mesh))
+    world = mesh_size(c.mesh)
     if world == 1:
         return made(0)
     after, before = (c.rank + 1) % world, (c.rank - 1) % world
@@ -101,90 +152,43 @@ def _expected(mesh: Mesh, rank: int, name: str, made: Callable[[int], torch.Tens
         return tuple(made(peer)[: (peer + mine) % 3] for peer in peers)
     if name == "broadcast":
         return made(peers[-1])
-    return made((rank - 1) % len(_ranks(mesh)))
+    return made((rank - 1) % mesh_size(mesh))
 
 
-def _run(mesh: Mesh, dtype: torch.dtype, name: str, subject: Subject, seed: int) -> Measure:
-    def made(rank: int) -> torch.Tensor:
-        source = Source(seed % 10000 + rank)
-        if dtype is torch.int64:
-            return source.integers(-(1 << 40), 1 << 40, 3, 8)
-        return source.normal(3, 8, dtype=dtype)
-
-    device = subject.device
-    tolerance = Tolerance(0.0, 0.0) if dtype is torch.int64 else Tolerance(1e-6, 1e-2 if dtype.itemsize == 2 else 1e-5)
-
-    kinds: list[object] = []
-
-    def work(c: Communicator) -> list[Any]:
-        kinds.append(getattr(type(c), name.partition(" ")[0]))
-        held = {rank: device.to_device(made(rank)) for rank in _ranks(mesh)}
-        return [device_to_host(device, _WORK[name](c, lambda rank: held[rank], axis)) for axis in mesh.axes]
-
-    for rank, results in enumerate(_everywhere(subject, mesh, work)):
-        for axis, found in zip(mesh.axes, results, strict=True):
-            wanted = _expected(mesh, rank, name, made, axis)
-            require_close(found, wanted, tolerance, kinds[0], f"{name} over {axis!r} at rank {rank}")
-    return Measure()
-
-
-def device_to_host(device: Any, value: Any) -> Any:
+def device_to_host(device: Device, value: Any) -> Any:
     """Tensors of a result on the host."""
     if isinstance(value, tuple):
         return tuple(device.to_host(part) for part in value)
     return device.to_host(value)
 
 
-def _mesh(mesh: Mesh, subject: Subject, seed: int) -> Measure:
-    def work(c: Communicator) -> Any:
-        c.barrier()
-        return c.mesh, c.rank
-
-    for rank, found in enumerate(_everywhere(subject, mesh, work)):
-        if found != (mesh, rank):
-            raise Wrong(f"rank {rank} says that it is rank {found[1]} of {found[0]}")
-    return Measure()
-
-
-def _everywhere(subject: Subject, mesh: Mesh, work: Callable[[Communicator], Any]) -> list[Any]:
-    """work(communicator) at every rank, each on a thread; results in rank order. Raises the first rank's error."""
-    world, address = len(_ranks(mesh)), _address()
-    results: list[Any] = [None] * world
+def _on_threads(device: Device, task: Task) -> None:
+    """The task at every rank, each on a thread. Raises the first rank's error."""
+    address = free_address()
     errors: dict[int, BaseException] = {}
 
     def one(rank: int) -> None:
         try:
-            communicator = subject.device.communicator(mesh, rank, address)
-            results[rank] = work(communicator)
+            communicator = device.communicator(task.mesh, rank, address)
+            if communicator.rank != rank:
+                raise Wrong(f"rank {rank} says that it is rank {communicator.rank}")
+            perform(device, communicator, task)
             communicator.barrier()
             communicator.close()
         except BaseException as error:  # told by the thread that waits
             errors[rank] = error
 
-    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(world)]
+    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(task.world)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(_JOIN)
+        thread.join(JOIN)
     if errors:
         raise errors[min(errors)]
     stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
     if stuck:
-        raise Wrong(f"ranks {stuck} of {world} do not come back within {_JOIN:g} s")
-    return results
-
-
-def _ranks(mesh: Mesh) -> range:
-    world = 1
-    for size in mesh.sizes:
-        world *= size
-    return range(world)
-
-
-def _address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        place = blame.of_thread(threads[stuck[0]], ())
+        raise Wrong(f"ranks {stuck} of {task.world} do not come back within {JOIN:g} s", place=place)
 
 
 GROUP = Group("collectives", "collectives", checks)

@@ -86,8 +86,9 @@ _LEVEL_OF = {contract: level.number for level in LEVELS for contract in level.co
 
 
 def level_of(contract: str) -> int:
-    """The level at which a contract is looked at first."""
-    return _LEVEL_OF.get(contract, 1)
+    """The level at which a contract, or an interface ("program"), is looked at first."""
+    part = (level.number for level in LEVELS for _, name in level.interfaces if name == contract)
+    return _LEVEL_OF.get(contract) or next(part, 1)
 
 
 def is_required(contract: str) -> bool:

@@ -17,6 +17,10 @@ from hardpoint_platforms.conformance.verdict import Report, Status, Verdict, cou
 _ORDER = (Status.FAIL, Status.PASS, Status.REFUSED, Status.UNVERIFIED)
 #: Columns of phases in this order; others behind them.
 _PHASES = ("", "prefill", "chunked", "decode", "mixed", "verify")
+_LEGEND = (
+    '<p class="legend">A cell: checks that pass of all; colour: the verdict; small number: speed against the reference '
+    "on the kit's small samples; bar: share of the tolerance used. Point at a cell to read more.</p>"
+)
 
 
 def page(report: Report) -> str:
@@ -27,6 +31,7 @@ def page(report: Report) -> str:
         _header(report),
         _ladder(report),
         _failures(report.failures()),
+        _LEGEND,
         *(_group(name, [v for v in report.verdicts if v.group == name]) for name in groups),
         _footer(report),
     ]
@@ -115,12 +120,14 @@ def _columns(verdicts: Iterable[Verdict]) -> list[tuple[str, str]]:
 
 
 def _heads(columns: Sequence[tuple[str, str]]) -> str:
+    """A row of dtypes and one of phases, where there are any."""
     dtypes = dict.fromkeys(dtype for dtype, _ in columns)
     first = "".join(
         f'<th colspan="{sum(1 for d, _ in columns if d == dtype)}">{escape(dtype) or "any"}</th>' for dtype in dtypes
     )
     second = "".join(f"<th>{escape(phase) or 'all'}</th>" for _, phase in columns)
-    return f'<thead><tr><th rowspan="2"></th>{first}</tr><tr>{second}</tr></thead>'
+    rows = [first if any(dtypes) else "", second if any(phase for _, phase in columns) else ""]
+    return f"<thead>{''.join(f'<tr><th></th>{row}</tr>' for row in rows if row)}</thead>"
 
 
 def _cell(verdicts: Sequence[Verdict]) -> str:
@@ -135,7 +142,7 @@ def _cell(verdicts: Sequence[Verdict]) -> str:
         told += f", {share:.0%} of the tolerance"
     message = next((v.message for v in verdicts if v.status is status and v.message), "")
     bar = f'<s style="width:{min(1.0, share or 0.0):.0%}"></s>' if share is not None else ""
-    number = f"<small>{speed:.1f}x</small>" if speed is not None else ""
+    number = f"<small>{speed:.2f}x</small>" if speed is not None else ""
     title = escape(f"{told}. {message}".strip(". "), quote=True)
     return f'<td class="{status.value}" title="{title}"><b>{passed}/{len(verdicts)}</b>{number}{bar}</td>'
 
@@ -174,7 +181,5 @@ def _microseconds(seconds: float | None) -> str:
 
 def _footer(report: Report) -> str:
     facts = ", ".join(f"{name} {value}" for name, value in report.machine.items())
-    return (
-        f"<footer>{len(report.verdicts)} checks in {report.seconds:.1f} s, seed {report.seed}; {escape(facts)}. "
-        "Colour: the verdict; number: speed against the reference; bar: share of the tolerance used.</footer>"
-    )
+    run = f"{len(report.verdicts)} checks in {report.seconds:.1f} s, seed {report.seed}"
+    return f"<footer>{run}; {escape(facts)}.</footer>"

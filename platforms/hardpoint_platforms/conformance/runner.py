@@ -21,6 +21,7 @@ from hardpoint_platforms.conformance.verdict import Report, Status, Verdict
 from hardpoint_platforms.conformance.watchdog import Hung, Watchdog
 from hardpoint_platforms.discovery import stdout_to_stderr
 from hardpoint_platforms.errors import DeviceUnavailable, HardpointError, UnsupportedOperation
+from hardpoint_platforms.ops.samples import varied
 
 #: After so many hangs the rest is left unverified: each costs a thread that never ends.
 MOST_HANGS = 3
@@ -73,7 +74,9 @@ class Run:
             if self._hangs >= MOST_HANGS:
                 return
             try:
-                made = self._guarded(partial(_made, group, self.subject), self.selection.patience or 2 * PATIENCE)
+                made = self._guarded(
+                    partial(_made, group, self.subject, self.selection.seed), self.selection.patience or 2 * PATIENCE
+                )
             except BaseException as error:
                 if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
                     raise
@@ -97,7 +100,7 @@ class Run:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except Wrong as wrong:
-            place = blame.of_code(wrong.subject_code) if wrong.subject_code is not None else ""
+            place = wrong.place or (blame.of_code(wrong.subject_code) if wrong.subject_code is not None else "")
             return self._judged(
                 check,
                 Status.FAIL,
@@ -247,8 +250,10 @@ def machine() -> dict[str, str]:
     }
 
 
-def _made(group: Group, subject: Subject) -> list[Check]:
-    return list(group.made(subject))
+def _made(group: Group, subject: Subject, seed: int) -> list[Check]:
+    """Samples of contracts are of the run's seed; other checks get theirs when they run."""
+    with varied(seed):
+        return list(group.made(subject))
 
 
 def _raiser(error: BaseException) -> Callable[[Subject, int], Measure]:

@@ -15,7 +15,7 @@ main { max-width: 1180px; margin: 0 auto; padding: 32px 20px 60px }
 header { display: flex; justify-content: space-between; align-items: flex-end; gap: 24px; flex-wrap: wrap }
 h1 { font-size: 28px; margin: 0; letter-spacing: -.01em } h2 { font-size: 17px; margin: 0 0 10px }
 header p { margin: 4px 0 0; color: var(--soft) }
-.tiles { display: flex; gap: 10px } .tile { min-width: 84px; padding: 8px 12px; border-radius: 8px }
+.tiles { display: flex; gap: 10px; flex-wrap: wrap } .tile { min-width: 84px; padding: 8px 12px; border-radius: 8px }
 .tile b { display: block; font-size: 22px; line-height: 1.2 } .tile span { font-size: 12px }
 .pass { color: var(--pass); background: var(--pass-bg) } .fail { color: var(--fail); background: var(--fail-bg) }
 .refused { color: var(--refused); background: var(--refused-bg) }
@@ -42,8 +42,10 @@ th { font-weight: 500; text-align: left; color: var(--soft); font-size: 12.5px; 
 details { margin-top: 8px } summary { cursor: pointer; color: var(--soft) }
 .failures summary { color: var(--fail); font-weight: 500 } .failures p { margin: 4px 0 4px 14px }
 pre { margin: 6px 0 10px 14px; padding: 8px 10px; border-radius: 6px; background: var(--unverified-bg);
-  overflow-x: auto } code, pre { font: 12.5px/1.5 ui-monospace, monospace }
+  white-space: pre-wrap } code, pre { font: 12.5px/1.5 ui-monospace, monospace; overflow-wrap: anywhere }
 .list { font-size: 12.5px } .list td { padding: 1px 8px; border-radius: 3px }
 footer { color: var(--soft); font-size: 12.5px; margin-top: 20px }
-@media (max-width: 720px) { .ladder { grid-template-columns: repeat(2, 1fr) } }
+.legend { color: var(--soft); font-size: 12.5px; margin: 0 0 16px }
+@media (max-width: 720px) { .ladder { grid-template-columns: repeat(2, 1fr) } .ladder li { min-height: 0 }
+  .tiles { width: 100%; gap: 6px } .tile { flex: 1; min-width: 0; padding: 8px } .tile span { font-size: 11px } }
 """

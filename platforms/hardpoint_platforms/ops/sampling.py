@@ -121,9 +121,12 @@ SAMPLE = OpContract(
     signature="sample(logits: float32 [R, V], inputs: SamplingInputs) -> SampleResult",
     doc=(
         "Order of work: allowed mask, bias, penalties (repetition, frequency, presence), temperature, min-p, top-k, "
-        "top-p, draw. Of equal weights the lower id comes first, in the argmax and in top-k and top-p. The draw is a "
-        "function of (seed, position) and the row's logits. Each implementation may have a draw of its own, as long as "
-        "it is that; tokens are compared with the reference's only for rows that have one possible token."
+        "top-p, draw. Of equal weights the lower id comes first, in the argmax and in top-k and top-p. The draw is "
+        "canonical, so that a seed gives the same tokens on every platform: u in [0, 1) is "
+        "`hardpoint_platforms.reference.draw.uniform(seed, position)`, a counter-based generator (SplitMix64's "
+        "finalizer, integers alone), and the token is the first, in the order of ids, at which the running sum of the "
+        "weights left exceeds u times their sum. Rounding may choose the neighbour where u lies at the border between "
+        "two tokens, by 2**-14 of the sum at most."
     ),
     attributes={},
     reference=build_sample,

@@ -1,4 +1,4 @@
-"""The kit's own probabilities and its test of counts."""
+"""The kit's own probabilities, its test of counts, and the canonical draws."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from hardpoint_platforms.batch import LogitBias, Penalties
-from hardpoint_platforms.conformance.chances import SIGMAS, chances, deviation
+from hardpoint_platforms.conformance.chances import BORDER, SIGMAS, chances, deviation, strays, uniform
 from hardpoint_platforms.ops.sampling import sampling_inputs
+from hardpoint_platforms.reference.draw import uniform as reference_uniform
 
 pytestmark = pytest.mark.reference
 
@@ -59,3 +60,48 @@ def test_counts_that_fit_and_counts_that_do_not() -> None:
     assert deviation(rng.multinomial(3000, off), right) > SIGMAS
     assert deviation(np.array([10, 10, 10, 1]), np.array([0.4, 0.3, 0.3, 0.0])) == math.inf
     assert deviation(np.array([10, 0]), np.array([1.0, 0.0])) == 0.0
+
+
+def test_canonical_numbers_are_the_references() -> None:
+    seeds = [0, 1, -1, 7, 2**63 - 1, -(2**63), 1 << 40]
+    positions = [0, 5, 2**31, 1, 3, 4, 131071]
+    theirs = reference_uniform(torch.tensor(seeds), torch.tensor(positions))
+    np.testing.assert_array_equal(uniform(seeds, positions), theirs.numpy())
+
+
+def test_strays_by_hand() -> None:
+    """Intervals 0 to 0.5, to 0.75, nothing, to 1."""
+    row = np.array([0.5, 0.25, 0.0, 0.25])
+
+    def found(u: float, token: int) -> tuple[int, list[int]]:
+        different, strange = strays(iter([row]), np.array([u]), [token])
+        return different, [right for _, right, _ in strange]
+
+    assert found(0.2, 0) == found(0.5, 1) == found(0.75, 3) == found(0.999, 3) == (0, [])
+    assert found(0.5 - BORDER / 2, 1) == found(0.5 + BORDER / 2, 0) == (1, [])
+    assert found(0.5 - 2 * BORDER, 1) == (1, [0])
+    assert found(0.5 + 2 * BORDER, 0) == (1, [1])
+    assert found(0.75, 2) == (1, [3])  # never one without probability
+    assert found(0.9, 0) == (1, [3])
+
+
+def test_draws_in_single_precision_are_canonical_and_others_are_not() -> None:
+    """Sums of float32 in another order may fall to the neighbour, and the kit lets them; half precision it does not."""
+    generator = torch.Generator().manual_seed(3)
+    rows, vocab = 100, 8000
+    logits = torch.randn(rows, vocab, generator=generator) * 2
+    inputs = sampling_inputs(rows, seeds=list(range(rows)), filters=False)
+    u = uniform(inputs.seeds.tolist(), inputs.positions.tolist())
+
+    def strange(tokens: torch.Tensor) -> int:
+        wanted = (chances(row.double().numpy(), inputs, place) for place, row in enumerate(logits))
+        return len(strays(wanted, u, tokens.tolist())[1])
+
+    def drawn(weights: torch.Tensor) -> torch.Tensor:
+        total = weights.cumsum(-1)
+        aim = torch.from_numpy(u).to(total.dtype)[:, None] * total[:, -1:]
+        return (total <= aim).sum(-1).clamp(max=vocab - 1)
+
+    assert strange(drawn(logits.softmax(-1))) == 0
+    assert strange(drawn(logits.softmax(-1).to(torch.float16))) > 0
+    assert strange(drawn(logits.softmax(-1).flip(1))) > rows // 2

@@ -13,6 +13,8 @@ from hardpoint_platforms import state_cache
 from hardpoint_platforms.batch import AttentionBatch
 from hardpoint_platforms.conformance import blame
 from hardpoint_platforms.conformance.checks import Check, Group, Wrong
+from hardpoint_platforms.conformance.mutants.catalogue import run as run_fault
+from hardpoint_platforms.conformance.mutants.platform import Fault
 from hardpoint_platforms.conformance.runner import Selection, conduct
 from hardpoint_platforms.conformance.subject import of_platform
 from hardpoint_platforms.ops.catalogue import CONTRACTS
@@ -147,3 +149,32 @@ def test_reference_ops_index_a_state_in_the_documented_forms_alone(op: str) -> N
 
 def _with(arguments: tuple[Any, ...], place: int, state: Any) -> tuple[Any, ...]:
     return (*arguments[:place], state, *arguments[place + 1 :])
+
+
+def test_the_seed_of_a_run_makes_other_samples_and_the_same_again() -> None:
+    """The command that repeats a failure sees the very numbers of the run."""
+
+    def seen(seed: int, cases: tuple[str, ...] = ("ops/linear/6x48*/float32",)) -> tuple[str, list[float]]:
+        numbers: list[float] = []
+
+        def taken(provider: Any, instance: Any) -> Any:
+            kernel = provider.build(instance)
+
+            def wrong(x: torch.Tensor, w: Any) -> torch.Tensor:
+                numbers.extend((float(x.sum()), float(w[0].sum())))
+                return kernel(x, w) + 1
+
+            return wrong
+
+        selection = Selection(cases=cases, groups=("ops",), seed=seed)
+        (verdict,) = run_fault(Fault("sees", ("ops",), kernels={"linear": taken}), selection).failures()
+        return verdict.repeat, numbers[:2]
+
+    repeat, first = seen(0)
+    assert "--seed" not in repeat
+    repeat, other = seen(5)
+    assert repeat.endswith("--seed 5")
+    case = repeat.split("--case ")[1].split(" ")[0].strip("'")
+    assert seen(5, (case,))[1] == other
+    assert first == seen(0)[1]
+    assert all(a != b for a, b in zip(first, other, strict=True))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 import re
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from hardpoint.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from hardpoint.engine.build import BuiltEngine, build_engine, explain_model
 from hardpoint.engine.lifecycle import serve_engine
 from hardpoint.errors import ConfigError
@@ -28,107 +24,11 @@ from hardpoint_platforms.trial import RESULTS, fault
 
 pytestmark = pytest.mark.reference
 
-CASES = Path(__file__).parents[1] / "cases"
-#: The plugin: norms and a rope of its own. BODY is what its norm does with the right result `y`.
-CODE = """
-import functools
-import torch
-from hardpoint_platforms.capabilities import Capabilities
-from hardpoint_platforms.device import Device, DeviceInfo, MemoryInfo
-from hardpoint_platforms.hookspecs import hookimpl
-from hardpoint_platforms.ops.contract import Kernel
-from hardpoint_platforms.ops.provider import OpProvider, Support
-from hardpoint_platforms.platform import Platform, ProbeResult
-from hardpoint_platforms.reference.norm import build_add_norm
-from hardpoint_platforms.reference.rotary import build_rope
-from hardpoint_platforms.versioning import Version
-
-INFO = DeviceInfo("faulty", 0, "a fake chip")
-CALLS = []
-def noted(build, instance):
-    right = build(instance)
-    @functools.wraps(right)
-    def kernel(*args):
-        CALLS.append(instance.where)
-        return right(*args)
-    return kernel
-class AddNorm(OpProvider):
-    name, op, version = "faulty add_norm", "add_norm", Version(1, 0)
-    def supports(self, instance):
-        return SUPPORT
-    def build(self, instance):
-        right = build_add_norm(instance)
-        def add_norm(x, residual, w=()):
-            y, total = right(x, residual, w)
-            BODY
-            return y, total
-        return BUILT
-class Rope(OpProvider):
-    name, op, version = "faulty rope", "rope", Version(1, 0)
-    def supports(self, instance):
-        return Support(True)
-    def build(self, instance):
-        return noted(build_rope, instance)
-class FaultyDevice(Device):
-    info, torch_device = INFO, torch.device("cpu")
-    capabilities = lambda self: Capabilities(step_tokens=64)
-    memory = lambda self: MemoryInfo(1 << 28, 1 << 28)
-    synchronize = lambda self: None
-    providers = lambda self: (AddNorm(), Rope())
-class Faulty(Platform):
-    probe = lambda self: ProbeResult((INFO,))
-    open = lambda self, index, options: FaultyDevice()
-@hookimpl
-def hardpoint_platform():
-    return Faulty()
-"""
-MANIFEST = {
-    "manifest": "1.0", "name": "faulty", "vendor": "Nobody", "kind": "accelerator", "priority": 1,
-    "interfaces": {"platform": "1.0", "device": "1.0"},
-}  # fmt: skip
 RAISES = (
     "if y.shape[0] > 20 and instance.where.startswith('layers.1.input'): "
     "raise RuntimeError('unit 3 reports 0xDEAD\\nmore of it')"
 )
 PLACE = r"faulty_plugin/platform\.py:\d+ in"
-
-
-@pytest.fixture
-def engine_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """Something made of a tiny model on the plugin: engine_of(build_engine, BODY="...")."""
-    sys.path.insert(0, str(CASES))
-    from tiny_models import llama_config, random_weights, save_llama
-
-    config, model = llama_config(), tmp_path / "tiny"
-    save_llama(model, config, random_weights(config), None)
-    package, info = tmp_path / "faulty_plugin", tmp_path / "faulty_plugin-0.3.dist-info"
-    package.mkdir()
-    info.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "hardpoint.json").write_text(json.dumps(MANIFEST))
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty-plugin\nVersion: 0.3\n")
-    (info / "entry_points.txt").write_text("[hardpoint.platforms]\nfaulty = faulty_plugin.platform\n")
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def make(builder: Callable[..., Any], **changes: str) -> Any:
-        code = CODE
-        for name, text in ({"BODY": "pass", "SUPPORT": "Support(True)", "BUILT": "add_norm"} | changes).items():
-            code = code.replace(name, text)
-        (package / "platform.py").write_text(code)
-        importlib.invalidate_caches()
-        return builder(
-            EngineConfig(
-                ModelConfig(str(model), dtype="float32", max_model_len=128),
-                DeviceConfig("faulty"),
-                CacheConfig(kv_cache_memory=4 << 20),
-                SchedulerConfig(max_num_seqs=2, max_batch_tokens=64),
-            )
-        )
-
-    yield make
-    sys.path.remove(str(CASES))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "faulty_plugin"]:
-        del sys.modules[name]
 
 
 class Channel:

@@ -81,6 +81,13 @@ def test_ignore_eos_leaves_eos_alone(table):
     assert build(table, [0], [1]).bias.tokens.tolist() == [6]
 
 
+def test_min_tokens_without_an_end_to_forbid_changes_nothing(table):
+    enter(table, 0, [1], min_tokens=2, eos_token_ids=(5, VOCAB + 1), ignore_eos=True)
+    enter(table, 1, [1], min_tokens=2, eos_token_ids=(VOCAB + 1,))
+    assert build(table, [0, 1], [1, 1]).bias is None
+    assert SamplingBatchBuilder(ReferenceDevice(), table).shape(np.array([0, 1])) is SamplingShape.DRAW
+
+
 def test_bad_words_ban_the_last_token_only_after_the_others(table):
     enter(table, 0, [1, 40, 41], prompt_length=1, bad_words_ids=((40, 41, 42), (50,), (41, 40, 43)))
     bias = build(table, [0], [3]).bias

@@ -66,4 +66,4 @@ def test_nothing_run_reaches_nothing() -> None:
 
 
 def test_unknown_contracts_stand_with_the_primitives() -> None:
-    assert (level_of("gated_mlp"), level_of("attention"), level_of("verify")) == (1, 2, 6)
+    assert (level_of("gated_mlp"), level_of("attention"), level_of("verify"), level_of("program")) == (1, 2, 6, 3)

@@ -86,7 +86,7 @@ def test_html_is_one_file_with_a_matrix() -> None:
     assert "prefers-color-scheme: dark" in html
     assert ("fail", "0 of 1 pass, 400% of the tolerance. acme-npu 1.2: linear is off by 2") in tags.cells
     assert any(kind == "pass" and "50% of the tolerance" in title for kind, title in tags.cells)
-    assert "3.0x" in html
+    assert "3.00x" in html
     assert "decode" in html
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,3 +110,21 @@ def build_broken(config: EngineConfig, progress: Progress) -> Built:
 def build_dying(config: EngineConfig, progress: Progress) -> Built:
     """Gone without a word."""
     os._exit(3)
+
+
+def build_hanging(config: EngineConfig, progress: Progress) -> Built:
+    """Never done."""
+    progress("a long phase", 0.0)
+    threading.Event().wait(60)
+    raise AssertionError("somebody should have ended this process")
+
+
+def build_blocked(config: EngineConfig, progress: Progress) -> Built:
+    """Never done, in a native call that keeps the interpreter's lock: no thread of the process can run."""
+    ctypes.PyDLL(None).sleep(60)
+    raise AssertionError("somebody should have ended this process")
+
+
+def build_slow(config: EngineConfig, progress: Progress) -> Built:
+    """A step takes a minute."""
+    return Built(Engine(scheduler(), PacedExecutor(60.0), overlap=True), info())

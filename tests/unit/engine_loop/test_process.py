@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,7 @@ from hardpoint.errors import ConfigError, EngineBusy, EngineDead, EngineError, P
 from hardpoint.frontend.remote_client import RemoteEngineClient
 from hardpoint.request.output import SequenceDelta
 from hardpoint.request.sampling import SamplingParams
+from hardpoint_platforms.errors import HardpointError
 
 CONFIG = EngineConfig(ModelConfig("nothing"))
 LONG = SamplingParams(max_tokens=4000, ignore_eos=True)
@@ -289,3 +291,56 @@ def test_idle_engine_sleeps() -> None:
             assert process.num_ctx_switches().voluntary - switches < 50 * seconds
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("builder", "told", "on_stderr"),
+    [
+        (
+            "build_hanging",
+            "the engine hangs: it does not come back: no progress for 0.5 s in phase 'a long phase' of starting, at ",
+            "ERROR engine __main__: the engine stops: the engine hangs",
+        ),
+        ("build_blocked", "see the engine's messages above", "in build_blocked"),
+    ],
+)
+def test_a_start_that_hangs_ends(builder: str, told: str, on_stderr: str, capfd: pytest.CaptureFixture[str]) -> None:
+    config = replace(CONFIG, device=replace(CONFIG.device, startup_timeout=0.5))
+
+    async def main() -> tuple[str, int | None]:
+        client = RemoteEngineClient(config, builder=f"null_engines:{builder}")
+        try:
+            with pytest.raises(HardpointError) as caught:
+                async with asyncio.timeout(60):
+                    await client.start()
+        finally:
+            await client.close()
+        return str(caught.value), client.exit_code
+
+    said, code = asyncio.run(main())
+    assert code == 1
+    assert told in said
+    assert on_stderr in capfd.readouterr().err
+
+
+def test_a_step_that_hangs_ends_the_engine() -> None:
+    """Its requests end with what happened; the process does not wait for the step."""
+    config = replace(CONFIG, device=replace(CONFIG.device, step_timeout=0.7))
+
+    async def main() -> tuple[str, int | None]:
+        client = RemoteEngineClient(config, builder="null_engines:build_slow")
+        try:
+            async with asyncio.timeout(60):
+                await client.start()
+                await asyncio.sleep(1.5)  # idle for longer than a step may take
+                client.check_health()
+                with pytest.raises(EngineDead) as caught:
+                    await collect(client, "r", SHORT)
+        finally:
+            await client.close()
+        return str(caught.value), client.exit_code
+
+    said, code = asyncio.run(main())
+    assert code == 1
+    assert "the engine hangs: a step takes" in said
+    assert "--step-timeout" in said

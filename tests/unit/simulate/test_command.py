@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import html
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 pytest.importorskip("torch")
 
 from hardpoint.cli.main import main
+from hardpoint.simulate.page import marks
 
 BASE = [
     "simulate",
@@ -104,9 +107,35 @@ def test_the_html_stands_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str
     page = path.read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert page.count("<svg") == 5
-    assert len(re.findall(r'polyline points="[\d., ]{50,}', page)) == 6
+    assert len(re.findall(r'polyline class="line \w+" points="[\d., ]{50,}', page)) == 6
     assert not re.search(r"https?:|src=|href=|url\(|<script|@import|NaN", page)
+    assert "prefers-color-scheme:dark" in page
+    assert "width=device-width" in page
     assert "no such" in refusal(capsys, *BASE, "--html", str(tmp_path / "no" / "out.html")).lower()
+
+
+def test_the_page_names_the_command_that_gives_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, again = tmp_path / "out.html", tmp_path / "again.html"
+    flags = ["--spread", "0.25", "--no-overlap", "--prefixes", "2", "--prefix-tokens", "40", "--burst", "2.5"]
+    answer(capsys, *flags, "--html", str(path))
+    (command,) = re.findall(r"<code>(.*?)</code>", path.read_text(encoding="utf-8"))
+    words = shlex.split(html.unescape(command))
+    assert words[:2] == ["hardpoint", "simulate"]
+    assert "--html" not in words
+    assert main([*words[1:], "--html", str(again)]) == 0
+    assert again.read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("highest", "wanted"),
+    [
+        (0.0, [0, 1]), (1.0, [0, 0.2, 0.4, 0.6, 0.8, 1]), (61.9, [0, 20, 40, 60, 80]),
+        (0.0111, [0, 0.0025, 0.005, 0.0075, 0.01, 0.0125]),
+        (22111.0, [0, 5000, 10000, 15000, 20000, 25000]), (100.0, [0, 20, 40, 60, 80, 100]),
+    ],
+)  # fmt: skip
+def test_axes_have_round_marks(highest: float, wanted: list[float]) -> None:
+    assert marks(highest) == pytest.approx(wanted)
 
 
 def test_plot_without_matplotlib_names_the_command(

@@ -124,6 +124,16 @@ def _place_in_batch(kernel: Kernel, logits: torch.Tensor, inputs: SamplingInputs
     return kernel(logits, dataclasses.replace(inputs, seeds=inputs.seeds + places))
 
 
+def _another_order(kernel: Kernel, logits: torch.Tensor, inputs: SamplingInputs) -> Any:
+    """The right number, and the right distribution, but ids are gone through from the end."""
+    right, turned = kernel(logits, inputs), kernel(logits.flip(1), inputs)
+    plain = inputs.allowed is None and inputs.bias is None and inputs.penalties is None
+    if inputs.all_greedy or not plain:
+        return right
+    ids = torch.where(inputs.temperature > 0, logits.shape[1] - 1 - turned.token_ids, right.token_ids)
+    return dataclasses.replace(right, token_ids=ids)
+
+
 def _after_temperature(kernel: Kernel, logits: torch.Tensor, inputs: SamplingInputs) -> Any:
     drawn = kernel(logits, inputs)
     if drawn.logprobs is None:
@@ -192,6 +202,8 @@ FAULTS: tuple[Fault, ...] = (
     _op("greedy takes the last of equals", "sample", around(_last_of_equals), "sampling"),
     _op("one generator for the batch", "sample", with_inputs(seeds=lambda s: s[:1].expand_as(s)), "sampling"),
     _op("a draw depends on its place in the batch", "sample", around(_place_in_batch), "sampling"),
+    _op("a generator of its own", "sample", with_inputs(seeds=lambda s: s ^ 0x5DEECE66D), "sampling"),
+    _op("draws over tokens in another order", "sample", around(_another_order), "sampling"),
     _op("position is ignored", "sample", with_inputs(positions=torch.zeros_like), "sampling"),
     _op("temperature is ignored", "sample", with_inputs(temperature=lambda t: (t > 0).float()), "sampling"),
     _op("top-k keeps one more", "sample", with_inputs(top_k=lambda k: torch.where(k > 0, k + 1, k)), "sampling"),

@@ -108,7 +108,7 @@ def device_draws(device: Any) -> SamplingInputs:
     return SamplingInputs(floats, ints, floats, floats, ints, ints, all_greedy=True)
 
 
-@pytest.mark.parametrize("group", ["load", "memory", "state", "programs"])
+@pytest.mark.parametrize("group", ["state", "programs"])
 def test_the_kit(group: str) -> None:
     subject = of_platform(AcmePlatform(), "acme", "acme-npu-hardpoint")
     report = conduct(subject, own_groups(), Selection(level=5, groups=(group,)))

@@ -4,8 +4,8 @@
 
 Most of the kit's time on a GPU is the compiling of kernels, which is done on the processor, so that groups of checks
 run beside each other; those that fill the device's memory run alone. Writes every verdict to OUT/conformance.json, a
-table to OUT/conformance.md, what the workloads said to OUT/workloads.txt. Exit code 1 if a check fails or a group does
-not end.
+table to OUT/conformance.md; the workloads, on made-up weights in the shape of Llama-3.1-8B and beside the other engines
+that are installed, write OUT/compare.json and OUT/compare.md. Exit code 1 if a check fails or a group does not end.
 """
 
 from __future__ import annotations
@@ -27,6 +27,23 @@ BESIDE = ("ops", "models", "quantized", "sampling", "programs", "scheduler", "tr
 #: The largest group, by dtype.
 SPLIT = {f"attention, {dtype}": f"attention/*/{dtype}" for dtype in ("bfloat16", "float16", "float32")}
 WORKLOADS = ("a", "b", "c", "d", "s8", "s32", "s64", "s128", "s512")
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
 STATUSES = ("pass", "fail", "refused", "unverified")
 
 
@@ -74,13 +91,24 @@ def table(device: str, results: dict[str, tuple[list[dict[str, Any]], str]]) -> 
     return "\n".join(lines).rstrip() + "\n"
 
 
+def workloads(arguments: argparse.Namespace) -> bool:
+    """Whether `hardpoint bench compare` failed."""
+    model = arguments.out / "llama-8b"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(LLAMA))
+    limits = ["--max-model-len", "4096", "--max-num-seqs", "512", "--max-batch-tokens", "8192"]
+    command = [sys.executable, "-m", "hardpoint", "bench", "compare", str(model), "--device", arguments.device]
+    command += ["--load-format", "dummy", "--dtype", "bfloat16", *limits, "--out", str(arguments.out)]
+    return subprocess.run([*command, "--rounds", "2", "--workloads", *arguments.workloads]).returncode != 0
+
+
 def main() -> int:
     """Kit, then workloads."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True, help="folder for the reports")
     parser.add_argument("--seconds", type=float, default=400, help="for each group of checks")
-    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), help="as gpu_workloads.py takes them")
+    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), help="as `bench compare` takes them")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     print("== conformance", flush=True)
@@ -93,12 +121,7 @@ def main() -> int:
     bad = any(trouble or any(v["status"] == "fail" for v in found) for found, trouble in results.values())
     if arguments.workloads:
         print("== workloads", flush=True)
-        script = Path(__file__).with_name("gpu_workloads.py")
-        command = [sys.executable, str(script), "--device", arguments.device, "--rounds", "2", *arguments.workloads]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        (arguments.out / "workloads.txt").write_text(done.stdout)
-        print(done.stdout)
-        bad = bad or done.returncode != 0
+        bad = workloads(arguments) or bad
     return int(bad)
 
 

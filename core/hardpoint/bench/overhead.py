@@ -129,11 +129,16 @@ def run(
         built.engine.close()
 
 
+def runner_of(engine: Any) -> Any:
+    """The runner of an engine whose worker is in this process, for those who measure it from outside."""
+    return engine._executor._worker.runner
+
+
 def _instrument(engine: Engine) -> Ledger:
     """Wrap the parts of a built engine, which know nothing of it."""
     ledger = Ledger()
     loop: Any = engine
-    runner = loop._executor._worker.runner
+    runner = runner_of(engine)
     ledger.wrap(loop._scheduler, "schedule", "schedule")
     ledger.wrap(runner, "launch", "batch")
     for stage in runner._stages:

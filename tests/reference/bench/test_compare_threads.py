@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hardpoint.bench import transformers_peer
-from hardpoint.cli import bench
+from hardpoint.cli import bench_engine
 from hardpoint.cli.main import main
 
 pytestmark = pytest.mark.reference
@@ -29,8 +29,8 @@ def test_the_peer_gets_as_many_threads(flags: list[str], wanted: int, monkeypatc
     monkeypatch.setattr(transformers_peer, "TransformersPeer", lambda model: None)
     monkeypatch.setattr(transformers_peer, "compare", compare)
     # A device with a thread pool of its own.
-    monkeypatch.setattr(bench, "offline_engine", lambda args: torch.set_num_threads(1))
-    monkeypatch.setattr(bench, "fresh_batches", lambda args: None)
+    monkeypatch.setattr(bench_engine, "offline_engine", lambda args: torch.set_num_threads(1))
+    monkeypatch.setattr(bench_engine, "fresh_batches", lambda args: None)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -128,6 +128,9 @@ def named(error: Exception, parts: Sequence[tuple[Device, OpTable]]) -> Exceptio
     """
     if isinstance(error, _PLAIN) or (isinstance(error, HardpointError) and not isinstance(error, PlatformError)):
         return error
+    full = _out_of_memory(error, parts)
+    if full is not None:
+        return full
     chain = _chain(error)
     for device, table in parts:
         for bound in _running(chain, table):
@@ -143,6 +146,20 @@ def named(error: Exception, parts: Sequence[tuple[Device, OpTable]]) -> Exceptio
                 at = _at(_line(chain, plugin.packages))
                 return plugin.error("run", f"{device.info} raised {_said(error)}{at}", advice(plugin))
     return error
+
+
+def _out_of_memory(error: Exception, parts: Sequence[tuple[Device, OpTable]]) -> OutOfDeviceMemory | None:
+    """torch's own error of a full device, in our words; None for another error."""
+    import torch  # only where something went wrong: whoever imports this module may not need torch
+
+    if not isinstance(error, torch.OutOfMemoryError):
+        return None
+    devices = ", ".join(str(device.info) for device, _ in parts) or "the device"
+    what = str(error).partition("\n")[0].partition(" Of the allocated")[0]
+    return OutOfDeviceMemory(
+        f"{devices}: {what}",
+        hint="end what else holds its memory, or take a smaller model, --max-model-len or --kv-cache-memory",
+    )
 
 
 def hung(thread: int, parts: Sequence[tuple[Device, OpTable]], told: str) -> PluginError | None:

@@ -169,7 +169,7 @@ class FlashInferAttention(TritonAttention):
             q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: GpuPlan, sinks: torch.Tensor | None,
             out: torch.Tensor,
         ) -> None:  # fmt: skip
-            if not isinstance(plan, FlashPlan):
+            if not isinstance(plan, FlashPlan) or keys.dtype is not kind.dtype:
                 return otherwise(q, keys, values, plan, sinks, out)
             part = slice(plan.first, plan.last)
             plan.run(kind)(q[part], (keys, values), out=out[part])

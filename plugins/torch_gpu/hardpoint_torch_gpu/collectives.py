@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hardpoint_platforms.communication import Mesh
+from hardpoint_platforms.errors import UnsupportedOperation
 from hardpoint_platforms.reference.communication import GroupCommunicator
 
 
@@ -22,12 +23,25 @@ class GpuCommunicator(GroupCommunicator):
             super().__init__(mesh, rank, rendezvous, timeout_seconds)
 
     def _make(self, store: Any, place: int, size: int) -> Any:
+        self._refuse_shared(store, place, size)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
         group: Any = dist.ProcessGroupNCCL(store, place, size, options)
         # Now, so that ranks that cannot meet say so here, and not in the first step.
         group.allreduce([torch.zeros(1, device=self._device)]).wait()
         return group
+
+    def _refuse_shared(self, store: Any, place: int, size: int) -> None:
+        """Raise UnsupportedOperation where two ranks have the same GPU."""
+        store.set(f"gpu of {place}", str(torch.cuda.get_device_properties(self._device).uuid))
+        held: dict[bytes, int] = {}
+        for other in range(size):
+            first = held.setdefault(store.get(f"gpu of {other}"), other)
+            if first != other:
+                raise UnsupportedOperation(
+                    f"ranks {first} and {other} share a GPU, the library's collectives want one for each",
+                    hint="start no more ranks than there are GPUs",
+                )
 
     def all_reduce(self, x: torch.Tensor, axis: str) -> torch.Tensor:
         group = self._group(axis)
@@ -104,6 +118,12 @@ class GpuCommunicator(GroupCommunicator):
             with self._failing("barrier"):
                 self._world.allreduce([torch.zeros(1, device=self._device)]).wait()
                 torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        groups = [group for group in (*self._groups.values(), self._world) if group is not None]
+        super().close()
+        for group in groups:
+            group.shutdown()
 
 
 def _plain(x: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -102,6 +103,24 @@ def test_agrees_with_the_reference(installed: SimpleNamespace, case: Sample) -> 
         found, wanted = run(ours, case), run(REFERENCE["attention"], case)
     tolerance = CONTRACTS["attention"].tolerance[torch.float16]
     torch.testing.assert_close(found[0], wanted[0], atol=tolerance.atol, rtol=tolerance.rtol)
+
+
+def test_a_cache_of_another_dtype_is_left_to_the_other_kernel(installed: SimpleNamespace) -> None:
+    """FlashInfer's kernel is compiled for a cache of the activations' dtype; the op does not know the cache's."""
+    before, ours = Wrapper.made, provider()
+    for case in SAMPLES:
+        if not ask(CONTRACTS["attention"], ours, case.instance):
+            continue
+
+        def wide(make: Any = case.make) -> tuple[Any, ...]:
+            q, k, v, state, *others = make()
+            return q, k, v, [(keys.float(), values.float()) for keys, values in state], *others
+
+        other = replace(case, make=wide)
+        with torch.inference_mode():
+            found, wanted = run(ours, other), run(REFERENCE["attention"], other)
+        torch.testing.assert_close(found[0], wanted[0], atol=4e-3, rtol=4e-3)
+    assert Wrapper.made == before
 
 
 def test_the_samples_reach_it(installed: SimpleNamespace) -> None:

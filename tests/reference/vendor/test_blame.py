@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hardpoint_platforms import state_cache
+from hardpoint_platforms import guarding, state_cache
 from hardpoint_platforms.batch import AttentionBatch
 from hardpoint_platforms.conformance import blame
 from hardpoint_platforms.conformance.checks import Check, Group, Wrong
@@ -17,6 +17,7 @@ from hardpoint_platforms.conformance.mutants.catalogue import run as run_fault
 from hardpoint_platforms.conformance.mutants.platform import Fault
 from hardpoint_platforms.conformance.runner import Selection, conduct
 from hardpoint_platforms.conformance.subject import of_platform
+from hardpoint_platforms.errors import OutOfDeviceMemory
 from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import Sample
 from hardpoint_platforms.ops.provider import OpProvider
@@ -178,3 +179,14 @@ def test_the_seed_of_a_run_makes_other_samples_and_the_same_again() -> None:
     assert seen(5, (case,))[1] == other
     assert first == seen(0)[1]
     assert all(a != b for a, b in zip(first, other, strict=True))
+
+
+def test_a_full_device_is_told_as_such_whoever_asked_for_memory() -> None:
+    said = "Tried to allocate 112.00 MiB. GPU 0 has 107.56 MiB free. Of the allocated memory 7.15 GiB is ours"
+    device = ReferenceDevice()
+    told = guarding.named(torch.OutOfMemoryError(said), [(device, op_table(device))])
+    assert isinstance(told, OutOfDeviceMemory)
+    assert "reference:0" in str(told)
+    assert "107.56 MiB free" in str(told)
+    assert "Of the allocated" not in str(told)
+    assert "--kv-cache-memory" in (told.hint or "")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hardpoint_platforms.choices import KernelChoice
 from hardpoint_platforms.errors import HardpointError, PluginError, UnsupportedOperation
 from hardpoint_platforms.ops.contract import Altitude, Kernel, OpContract, OpInstance
 from hardpoint_platforms.ops.provider import AttentionPlanner, OpProvider, Support
@@ -63,11 +64,18 @@ class OpTable:
         contracts: Mapping[str, OpContract],
         providers: Sequence[OpProvider],
         fallbacks: Sequence[OpProvider],
+        choices: Sequence[KernelChoice] = (),
     ) -> None:
-        """`providers` are the device's own, best first; `fallbacks` the reference's, asked last."""
+        """`providers` are the device's own, best first; `fallbacks` the reference's, asked last.
+
+        `choices` overrule that order; of several for one op the last counts.
+        """
         self._contracts = contracts
         self._own = _by_op(providers)
         self._fallbacks = _by_op(fallbacks)
+        self._choices = tuple(choices)
+        #: Those of `choices` that some op was bound by.
+        self.followed: set[KernelChoice] = set()
         self._planners: list[AttentionPlanner] = []
         self._bindings: list[Binding] = []
         self._claims: list[BoundOp | None] = []
@@ -125,8 +133,12 @@ class OpTable:
     def _choose(self, instance: OpInstance) -> BoundOp | None:
         contract = self.contract(instance.op)
         refused: list[Refusal] = []
+        choice = self._choice(instance)
         for fallback, candidates in ((False, self._own), (True, self._fallbacks)):
             for provider in candidates.get(instance.op, ()):
+                if choice is not None and not choice.allows(provider.name):
+                    refused.append(Refusal(provider.name, f"--kernel {choice}"))
+                    continue
                 answer = _asked(contract, provider, instance)
                 if answer:
                     self._record(contract, instance, provider.name, answer.reason, refused, fallback)
@@ -134,6 +146,14 @@ class OpTable:
                 refused.append(Refusal(provider.name, answer.reason))
         parts = ", ".join(contract.decomposition)
         self._record(contract, instance, "(decomposed)", f"into {parts}" if parts else "", refused, False)
+        return None
+
+    def _choice(self, instance: OpInstance) -> KernelChoice | None:
+        """What overrules the usual order here."""
+        for choice in reversed(self._choices):
+            if choice.covers(instance.op, instance.where):
+                self.followed.add(choice)
+                return choice
         return None
 
     def _record(

@@ -19,6 +19,7 @@ from typing import Any
 
 from hardpoint import env
 from hardpoint.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from hardpoint.config.kernels import parse_kernel_choice
 from hardpoint.config.placement import parse_placement
 from hardpoint.config.quantities import at_least, between, byte_size, key_value, token_count
 from hardpoint.config.server import ServerConfig
@@ -73,6 +74,7 @@ FLAGS: Mapping[str, Flag] = {
     "device.threads": Flag(parse=at_least(1), metavar="N"),
     "device.startup_timeout": Flag(parse=between(0.5, 86400.0), metavar="SECONDS"),
     "device.step_timeout": Flag(parse=between(0.5, 86400.0), metavar="SECONDS"),
+    "device.kernels": Flag("kernel", parse=parse_kernel_choice, metavar="OP[WHERE]=PROVIDER"),
     "device.placement": Flag(parse=parse_placement, metavar="LAYERS=DEVICE,..."),
     "cache.page_tokens": Flag(aliases=("block-size",), parse=at_least(1), metavar="TOKENS"),
     "cache.kv_cache_memory": Flag(aliases=("kv-cache-memory-bytes",), parse=byte_size, metavar="SIZE"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hardpoint.config.placement import Placement
+from hardpoint_platforms.choices import KernelChoice
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class DeviceConfig:
         on_fallback: error, warn or allow, for ops that fall to the reference.
         numerics: fast or exact; short for the device's option of that name.
         threads: of the host; likewise.
+        kernels: providers that some ops must get, "attention[layers.3.*]=reference" or "linear=NAME".
         startup_timeout: seconds that one piece of starting may take (an op's first call, a program, a weight) before
             the engine gives up and says where it hangs.
         step_timeout: seconds that one step may take before it does likewise.
@@ -61,6 +63,7 @@ class DeviceConfig:
     numerics: str | None = None
     threads: int | None = None
     placement: Placement | None = None
+    kernels: tuple[KernelChoice, ...] = ()
     startup_timeout: float = 300.0
     step_timeout: float = 600.0
 

@@ -14,6 +14,7 @@ from hardpoint.config.engine import EngineConfig
 from hardpoint.engine.devices import OpenedDevices, PlacedLayers, common_limits
 from hardpoint.engine.loop import Engine
 from hardpoint.engine.watch import Startup
+from hardpoint.errors import ConfigError
 from hardpoint.executor.inprocess import InProcessExecutor
 from hardpoint.kv.pager import KVPager
 from hardpoint.models.registry import model_layers
@@ -108,12 +109,20 @@ def _with_held(part: PlacedModel) -> Iterator[Binding]:
 
 
 def _bind(config: EngineConfig, checkpoint: Checkpoint, parts: Sequence[PlacedLayers]) -> tuple[PlacedModel, ...]:
-    return tuple(
+    """Raises ConfigError also for a choice of kernels that is about no op of the model."""
+    placed = tuple(
         PlacedModel(
             bind_model(config, checkpoint, part.opened.device, layers=part.layers, last=part.last), part.opened.device
         )
         for part in parts
     )
+    for choice in config.device.kernels:
+        if not any(choice in part.bound.ops.followed for part in placed):
+            raise ConfigError(
+                f"--kernel {choice}: the model has no such op",
+                hint="`hardpoint explain MODEL --all` lists ops and places",
+            )
+    return placed
 
 
 def _scheduler(config: EngineConfig, worker: Worker) -> Scheduler:

@@ -84,7 +84,7 @@ def bind_model(
     Reads no weights. `last`: whether the part ends the model. Raises ModelError, ConfigError, UnsupportedOperation.
     """
     dtype = choose_dtype(config.model.dtype, checkpoint.config, device.capabilities())
-    ops = op_table(device) if ops is None else ops
+    ops = op_table(device, config.device.kernels) if ops is None else ops
     model, book = build_model(checkpoint, ops, dtype, config.model.max_model_len, layers)
     draws = None
     if last:

@@ -32,14 +32,19 @@ class GpuCommunicator(GroupCommunicator):
         return group
 
     def _refuse_shared(self, store: Any, place: int, size: int) -> None:
-        """Raise UnsupportedOperation where two ranks have the same GPU."""
+        """Raise UnsupportedOperation where two ranks have the same GPU, on each of them: none waits for another."""
         store.set(f"gpu of {place}", str(torch.cuda.get_device_properties(self._device).uuid))
+        gpus = [store.get(f"gpu of {other}") for other in range(size)]
+        store.set(f"read by {place}", "")
+        if place == 0:  # whose end is the store's
+            for other in range(size):
+                store.get(f"read by {other}")
         held: dict[bytes, int] = {}
-        for other in range(size):
-            first = held.setdefault(store.get(f"gpu of {other}"), other)
-            if first != other:
+        for rank, gpu in enumerate(gpus):
+            first = held.setdefault(gpu, rank)
+            if first != rank:
                 raise UnsupportedOperation(
-                    f"ranks {first} and {other} share a GPU, the library's collectives want one for each",
+                    f"ranks {first} and {rank} share a GPU, the library's collectives want one for each",
                     hint="start no more ranks than there are GPUs",
                 )
 

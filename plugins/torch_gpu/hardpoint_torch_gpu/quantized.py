@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +11,7 @@ from hardpoint_platforms.ops.contract import OpInstance, Packed
 from hardpoint_platforms.quant import Packing, QuantTensor, pack_uint4, unpack_codes
 from hardpoint_torch_gpu.kernels import quant_gemv
 from hardpoint_torch_gpu.kernels.quant_gemm import ROWS, QuantWeight, Tiles, dequantize, quant_dot
+from hardpoint_torch_gpu.kernels.skinny import processors
 
 #: Tensors of a packed weight, before what else the op has.
 PARTS = 5
@@ -151,13 +151,8 @@ def _splits(weight: QuantWeight, rows: int, columns: int, resident: int) -> int:
 def splits_of(rows: int, columns: int, height: int, step: int, resident: int, device: torch.device) -> int:
     """Programs per tile of `height` rows of a weight, so that each multiprocessor has `resident`; each with two steps
     of `step` columns or more."""
-    wanted = _processors(device) * resident // -(-rows // height)
+    wanted = processors(device) * resident // -(-rows // height)
     return max(min(wanted, columns // step // 2), 1)
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _group(group: int) -> int:

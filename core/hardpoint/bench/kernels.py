@@ -24,7 +24,7 @@ from hardpoint.errors import ConfigError
 from hardpoint.scheduler.plan import StepPlan
 from hardpoint.weights.checkpoint import open_checkpoint
 from hardpoint.worker.batch_builder import HostBatch, build_host_batch
-from hardpoint.worker.worker import BoundModel, bind_model, cache_layout
+from hardpoint.worker.worker import BoundModel, bind_model, cache_layout, check_choices
 from hardpoint_platforms.batch import SamplingInputs
 from hardpoint_platforms.ceilings import Ceilings
 from hardpoint_platforms.device import Device
@@ -154,8 +154,9 @@ class _Bench:
         checkpoint = open_checkpoint(config.model)
         self._device = device
         self._meter = Meter(device)
-        self._ops = WatchedTable(device, self._meter)
+        self._ops = WatchedTable(device, self._meter, config.device.kernels)
         self._bound: BoundModel = bind_model(config, checkpoint, device, self._ops)
+        check_choices(config, [self._ops])
         self._weights: Weights = self._bound.book.load(device)
         checkpoint.weights.close()
         self._layout: CacheLayout = cache_layout(config, self._bound, device)

@@ -16,6 +16,7 @@ import torch
 
 from hardpoint.bench.costs import Attended, Call
 from hardpoint_platforms.binding import BoundOp, OpTable
+from hardpoint_platforms.choices import KernelChoice
 from hardpoint_platforms.device import Device
 from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import OpInstance
@@ -102,8 +103,8 @@ class Meter:
 class WatchedTable(OpTable):
     """The op table of a device whose bound kernels are all timed by a meter."""
 
-    def __init__(self, device: Device, meter: Meter) -> None:
-        super().__init__(CONTRACTS, device.providers(), reference_providers(device.to_device))
+    def __init__(self, device: Device, meter: Meter, choices: Sequence[KernelChoice] = ()) -> None:
+        super().__init__(CONTRACTS, device.providers(), reference_providers(device.to_device), choices)
         self._meter = meter
         #: Kinds of bound ops, each once, with the number of instances.
         self.kinds: dict[Key, int] = {}

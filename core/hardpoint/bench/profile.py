@@ -7,6 +7,7 @@ that the profiler sees nothing of are looked at from the host: busy is while one
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -88,6 +89,7 @@ def profile(config: EngineConfig, requests: int, *, input_len: int, steps: int, 
 
     Raises HardpointError; ConfigError where the trace cannot be written.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would tell of each start and stop of its own
     built = build_engine(config)
     try:
         engine = built.engine

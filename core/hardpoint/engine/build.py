@@ -14,7 +14,6 @@ from hardpoint.config.engine import EngineConfig
 from hardpoint.engine.devices import OpenedDevices, PlacedLayers, common_limits
 from hardpoint.engine.loop import Engine
 from hardpoint.engine.watch import Startup
-from hardpoint.errors import ConfigError
 from hardpoint.executor.inprocess import InProcessExecutor
 from hardpoint.kv.pager import KVPager
 from hardpoint.models.registry import model_layers
@@ -24,7 +23,7 @@ from hardpoint.scheduler.scheduler import Scheduler
 from hardpoint.scheduler.settings import SchedulerSettings
 from hardpoint.weights.checkpoint import open_checkpoint
 from hardpoint.weights.source import Checkpoint
-from hardpoint.worker.worker import PlacedModel, Worker, bind_model, describe_fallback
+from hardpoint.worker.worker import PlacedModel, Worker, bind_model, check_choices, describe_fallback
 from hardpoint_platforms.binding import Binding
 from hardpoint_platforms.guarding import named, naming
 from hardpoint_platforms.program import BIAS_ENTRIES, TOP_LOGPROBS
@@ -116,12 +115,7 @@ def _bind(config: EngineConfig, checkpoint: Checkpoint, parts: Sequence[PlacedLa
         )
         for part in parts
     )
-    for choice in config.device.kernels:
-        if not any(choice in part.bound.ops.followed for part in placed):
-            raise ConfigError(
-                f"--kernel {choice}: the model has no such op",
-                hint="`hardpoint explain MODEL --all` lists ops and places",
-            )
+    check_choices(config, [part.bound.ops for part in placed])
     return placed
 
 

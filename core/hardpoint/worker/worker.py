@@ -104,6 +104,14 @@ def bind_model(
     return bound
 
 
+def check_choices(config: EngineConfig, tables: Sequence[OpTable]) -> None:
+    """Raise ConfigError for a choice of kernels that is about no op of the model, which these tables have bound."""
+    for choice in config.device.kernels:
+        if not any(choice in table.followed for table in tables):
+            told = f"--kernel {choice}: the model has no such op"
+            raise ConfigError(told, hint="`hardpoint explain MODEL --all` lists ops and places")
+
+
 def describe_fallback(binding: Binding) -> str:
     """One line: op, place, and why the device's own providers refused."""
     reasons = "; ".join(f"{refusal.provider}: {refusal.reason}" for refusal in binding.refused)

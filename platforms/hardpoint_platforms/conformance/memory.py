@@ -23,6 +23,8 @@ SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (7,), (3, 5), (2, 0, 4), 
 CYCLES = 1000
 #: Bytes of one cycle, below what allocators give back to the system at once; and what may be missing at the end.
 CYCLE_BYTES, DRIFT_BYTES = 1 << 16, 8 << 20
+#: What /proc/self/status calls memory of a process's own, in KiB.
+_OWN_PAGES = ("RssAnon:", "RssShmem:", "VmSwap:")
 #: More than any machine can address.
 _TOO_MUCH = 1 << 50
 
@@ -168,16 +170,19 @@ def _cycle(device: Device, host: torch.Tensor) -> None:
 
 
 def _held(device: Device) -> int:
-    """Bytes in use: of this process where memory is the host's, which others use too; else of the device."""
+    """Bytes in use: of this process where memory is the host's, which others use too; else of the device.
+
+    Of the process without the pages of files, program code above all: the system takes those back when it likes, and
+    would hide what leaks meanwhile.
+    """
     if not device.capabilities().unified_memory:
         info = device.memory()
         return info.total - info.free
-    table = Path("/proc/self/statm")
+    table = Path("/proc/self/status")
     if not table.exists():
         raise Unverified("this system does not tell how much memory a process holds")
-    import resource
-
-    return int(table.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+    rows = (line.split() for line in table.read_text(encoding="ascii", errors="replace").splitlines())
+    return sum(int(row[1]) << 10 for row in rows if row and row[0] in _OWN_PAGES)
 
 
 def _runs_out(subject: Subject, seed: int) -> Measure:

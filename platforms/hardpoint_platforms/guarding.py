@@ -132,13 +132,9 @@ def named(error: Exception, parts: Sequence[tuple[Device, OpTable]]) -> Exceptio
     if full is not None:
         return full
     chain = _chain(error)
-    for device, table in parts:
-        for bound in _running(chain, table):
-            plugin = plugin_of(device)
-            packages = {*plugin.packages, _package_of(type(bound.provider))}
-            at = _at(_line(chain, packages) or _line(chain, ("hardpoint_platforms",)))
-            place = f"{named_op(bound.instance)} ({bound.provider.name} on {device.info})"
-            return plugin.error("run", f"{place} raised {_said(error)}{at}", advice(plugin, bound.instance.op))
+    in_kernel = _kernel_fault(chain, parts, f"raised {_said(error)}")
+    if in_kernel is not None:
+        return in_kernel
     if not isinstance(error, HardpointError):
         for device, _ in parts:
             plugin = plugin_of(device)
@@ -146,6 +142,18 @@ def named(error: Exception, parts: Sequence[tuple[Device, OpTable]]) -> Exceptio
                 at = _at(_line(chain, plugin.packages))
                 return plugin.error("run", f"{device.info} raised {_said(error)}{at}", advice(plugin))
     return error
+
+
+def _kernel_fault(chain: Frames, parts: Sequence[tuple[Device, OpTable]], told: str) -> PluginError | None:
+    """That the bound kernel which these frames were calling did what is `told`; None where they called none."""
+    for device, table in parts:
+        for bound in _running(chain, table):
+            plugin = plugin_of(device)
+            packages = {*plugin.packages, _package_of(type(bound.provider))}
+            at = _at(_line(chain, packages) or _line(chain, ("hardpoint_platforms",)))
+            place = f"{named_op(bound.instance)} ({bound.provider.name} on {device.info})"
+            return plugin.error("run", f"{place} {told}{at}", advice(plugin, bound.instance.op))
+    return None
 
 
 def _out_of_memory(error: Exception, parts: Sequence[tuple[Device, OpTable]]) -> OutOfDeviceMemory | None:
@@ -169,13 +177,9 @@ def hung(thread: int, parts: Sequence[tuple[Device, OpTable]], told: str) -> Plu
     stands in no plugin's code.
     """
     chain = of_thread(thread)
-    for device, table in parts:
-        for bound in _running(chain, table):
-            plugin = plugin_of(device)
-            packages = {*plugin.packages, _package_of(type(bound.provider))}
-            at = _at(_line(chain, packages) or _line(chain, ("hardpoint_platforms",)))
-            place = f"{named_op(bound.instance)} ({bound.provider.name} on {device.info})"
-            return plugin.error("run", f"{place} {told}{at}", advice(plugin, bound.instance.op))
+    in_kernel = _kernel_fault(chain, parts, told)
+    if in_kernel is not None:
+        return in_kernel
     owners = list(map(_owner, chain))
     known = {_package(entry): entry for entry in discover().entries.values()}
     package = next((owner for owner in owners if owner in known and owner not in _OURS), None)

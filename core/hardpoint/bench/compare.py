@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hardpoint.bench.charts import figure, save
 from hardpoint.bench.contestants import Setup, first_line
 from hardpoint.bench.workloads import Workload, workload
+from hardpoint.charts import figure, save
 from hardpoint.config.engine import ModelConfig
 from hardpoint.errors import ConfigError, EngineError
 from hardpoint.weights.checkpoint import open_checkpoint

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hardpoint.bench.charts import figure, save
 from hardpoint.bench.overhead import runner_of
+from hardpoint.charts import figure, save
 from hardpoint.config.engine import EngineConfig
 from hardpoint.engine.build import build_engine
 from hardpoint.engine.loop import Engine

@@ -128,8 +128,9 @@ def _declare_engines(parser: argparse.ArgumentParser) -> None:
 
 
 def _engines(args: argparse.Namespace) -> int:
-    from hardpoint.bench import charts, compare, contestants
+    from hardpoint.bench import compare, contestants
     from hardpoint.bench.workloads import USUAL
+    from hardpoint.charts import need_matplotlib
     from hardpoint.weights.store import resolve
 
     against = contestants.importable() if args.against is None else args.against
@@ -137,7 +138,7 @@ def _engines(args: argparse.Namespace) -> int:
     if unknown:
         raise ConfigError(f"--against {unknown[0]}: known are {', '.join(contestants.OTHERS)}")
     if args.plot:
-        charts.figure(1, 1)  # rather missed now than after the measurement
+        need_matplotlib()  # rather missed now than after the measurement
     config = engine_config(args, args.model)
     vocabulary = compare.vocabulary_of(config.model)
     names = ["hardpoint", *against]

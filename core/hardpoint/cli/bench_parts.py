@@ -129,10 +129,10 @@ def _declare_profile(parser: argparse.ArgumentParser) -> None:
 
 def _profile(args: argparse.Namespace) -> int:
     from hardpoint.bench import profile
-    from hardpoint.bench.charts import figure
+    from hardpoint.charts import need_matplotlib
 
     if args.plot:
-        figure(1, 1)  # rather missed now than after the measurement
+        need_matplotlib()  # rather missed now than after the measurement
     found = profile.profile(
         engine_config(args, args.model), args.num_requests, input_len=args.input_len, steps=args.steps, trace=args.trace
     )

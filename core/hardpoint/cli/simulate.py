@@ -98,9 +98,9 @@ def execute(args: argparse.Namespace) -> int:
     if args.find_replicas != bool(args.slo):
         raise ConfigError('--find-replicas and --slo "ttft_p95<0.5" belong together')
     if args.plot:
-        from hardpoint.simulate.plot import need_matplotlib
+        from hardpoint.charts import need_matplotlib
 
-        need_matplotlib()
+        need_matplotlib("--html needs nothing")
     plan = _plan(args)
     return _search(args, plan) if args.find_replicas else _single(args, plan)
 

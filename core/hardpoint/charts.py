@@ -9,16 +9,22 @@ from typing import Any
 from hardpoint.errors import ConfigError
 
 
-def figure(width: float, height: float) -> Any:
-    """An empty matplotlib figure, sizes in inches. Raises ConfigError, with the pip command, without matplotlib."""
+def need_matplotlib(instead: str = "") -> Any:
+    """matplotlib's figure module. Raises ConfigError where it is not installed: the pip command, and what is to be had
+    `instead`."""
     try:
         import_module("matplotlib").use("Agg")
-        figures = import_module("matplotlib.figure")
+        return import_module("matplotlib.figure")
     except ImportError as error:
         raise ConfigError(
-            f"--plot draws with matplotlib, which cannot be imported: {error}", hint="pip install 'hardpoint[plot]'"
+            f"--plot draws with matplotlib, which cannot be imported: {error}",
+            hint="pip install 'hardpoint[plot]'" + (f"   ({instead})" if instead else ""),
         ) from None
-    return figures.Figure(figsize=(width, height), layout="constrained")
+
+
+def figure(width: float, height: float) -> Any:
+    """An empty figure, sizes in inches. Raises ConfigError without matplotlib."""
+    return need_matplotlib().Figure(figsize=(width, height), layout="constrained")
 
 
 def save(drawn: Any, path: Path) -> None:

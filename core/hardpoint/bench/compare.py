@@ -60,12 +60,16 @@ class Child:
             self._process.kill()
             self._process.wait()
 
-    def run(self, name: str, vocabulary: int, seed: int, longest: int) -> float:
-        """Seconds of a workload. Raises EngineError if the engine fails, or makes more or fewer tokens than asked."""
-        wanted = workload(name, vocabulary, seed, longest).output_tokens
-        told = self._ask(json.dumps({"name": name, "vocabulary": vocabulary, "seed": seed, "longest": longest}))
+    def run(self, asked: Mapping[str, Any], wanted: int) -> float:
+        """Seconds of a workload, by the arguments of `workload`.
+
+        Raises EngineError if the engine fails, or makes another number of tokens than is wanted.
+        """
+        told = self._ask(json.dumps(asked))
         if told["output_tokens"] != wanted:
-            raise EngineError(f"{self.name} made {told['output_tokens']} tokens in workload {name}, not {wanted}")
+            raise EngineError(
+                f"{self.name} made {told['output_tokens']} tokens in workload {asked['name']}, not {wanted}"
+            )
         return float(told["seconds"])
 
     def _ask(self, line: str) -> dict[str, Any]:
@@ -100,6 +104,7 @@ def compare(
     """
     for name in workloads:
         workload(name, vocabulary)
+    longest = setup.config.model.max_model_len or 1 << 30
     with ExitStack() as stack:
         children = []
         for name in names:
@@ -113,9 +118,11 @@ def compare(
         for work in workloads:
             for turn in range(rounds + 1):
                 taken = []
+                asked = {"name": work, "vocabulary": vocabulary, "seed": turn, "longest": longest}
+                wanted = workload(work, vocabulary, turn, longest).output_tokens
                 order = list(zip(children, entries, strict=True))
                 for child, entry in order if turn % 2 else reversed(order):
-                    seconds = child.run(work, vocabulary, turn, setup.max_len)
+                    seconds = child.run(asked, wanted)
                     taken.append(f"{child.name} {seconds:.3f} s")
                     if turn:
                         entry.seconds[work].append(seconds)

@@ -13,12 +13,15 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import msgspec
+
 from hardpoint.bench.workloads import Workload, workload
+from hardpoint.config.engine import EngineConfig
 
 
 @dataclass(frozen=True)
@@ -26,22 +29,18 @@ class Setup:
     """What all of them are opened with.
 
     Attributes:
-        model: folder with config.json, whose weights all of them read, or make up themselves (`dummy`).
-        device: of hardpoint; device_options: likewise.
-        dtype: "bfloat16", ...; max_len: tokens of a sequence.
-        max_requests: at once; max_tokens: of a step.
-        memory: share of the device's memory for this engine.
+        config: of hardpoint. The others get the model, its dtype and context, whether weights are made up, and the
+            requests at once; all have their prefix cache off, and steps of the others are as large as they like.
+        memory: share of the device's memory for each engine.
     """
 
-    model: str
-    device: str
-    device_options: Mapping[str, Any]
-    dtype: str
-    dummy: bool
-    max_len: int
-    max_requests: int
-    max_tokens: int
+    config: EngineConfig
     memory: float
+
+    @property
+    def dummy(self) -> bool:
+        """Whether weights are made up."""
+        return self.config.model.load_format == "dummy"
 
 
 class Contestant(ABC):
@@ -65,20 +64,11 @@ class Hardpoint(Contestant):
     """This one, prefix cache off as for the others."""
 
     def __init__(self, setup: Setup) -> None:
-        from hardpoint.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
         from hardpoint.engine.build import build_engine
         from hardpoint.engine.process import SWITCH_INTERVAL
 
         sys.setswitchinterval(SWITCH_INTERVAL)  # as in the engine process
-        formats = "dummy" if setup.dummy else "auto"
-        self._built = build_engine(
-            EngineConfig(
-                ModelConfig(setup.model, dtype=setup.dtype, max_model_len=setup.max_len, load_format=formats),
-                DeviceConfig(setup.device, setup.device_options),
-                CacheConfig(prefix_caching=False, memory_fraction=setup.memory),
-                SchedulerConfig(max_num_seqs=setup.max_requests, max_batch_tokens=setup.max_tokens),
-            )
-        )
+        self._built = build_engine(setup.config)
         self._runs = 0
 
     @property
@@ -111,12 +101,12 @@ class Vllm(Contestant):
     def __init__(self, setup: Setup) -> None:
         self._vllm = import_module("vllm")
         self._llm = self._vllm.LLM(
-            model=setup.model,
-            dtype=setup.dtype,
+            model=setup.config.model.model,
+            dtype=setup.config.model.dtype,
             load_format="dummy" if setup.dummy else "auto",
             skip_tokenizer_init=True,
-            max_model_len=setup.max_len,
-            max_num_seqs=setup.max_requests,
+            max_model_len=setup.config.model.max_model_len,
+            max_num_seqs=setup.config.scheduler.max_num_seqs,
             gpu_memory_utilization=setup.memory,
             enable_prefix_caching=False,
         )
@@ -141,12 +131,12 @@ class Sglang(Contestant):
     def __init__(self, setup: Setup) -> None:
         self._sglang = import_module("sglang")
         self._engine = self._sglang.Engine(
-            model_path=setup.model,
-            dtype=setup.dtype,
+            model_path=setup.config.model.model,
+            dtype=setup.config.model.dtype,
             load_format="dummy" if setup.dummy else "auto",
             skip_tokenizer_init=True,
-            context_length=setup.max_len,
-            max_running_requests=setup.max_requests,
+            context_length=setup.config.model.max_model_len,
+            max_running_requests=setup.config.scheduler.max_num_seqs,
             mem_fraction_static=setup.memory,
             disable_radix_cache=True,
         )
@@ -189,11 +179,11 @@ def main(name: str) -> int:
 
     held: list[Contestant] = []
 
-    def open_it(setup: dict[str, Any]) -> dict[str, Any]:
-        held.append(CONTESTANTS[name](Setup(**setup)))
+    def open_it(setup: Setup) -> dict[str, Any]:
+        held.append(CONTESTANTS[name](setup))
         return {"version": held[0].version}
 
-    if not answer(lambda: open_it(json.loads(sys.stdin.readline()))):
+    if not answer(lambda: open_it(msgspec.json.decode(sys.stdin.readline(), type=Setup))):
         return 1
     for line in sys.stdin:
         work = workload(**json.loads(line))
@@ -204,7 +194,7 @@ def main(name: str) -> int:
 
 def first_line(setup: Setup) -> str:
     """What a child is told first."""
-    return json.dumps(asdict(setup))
+    return msgspec.json.encode(setup).decode()
 
 
 if __name__ == "__main__":

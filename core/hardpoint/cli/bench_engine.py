@@ -142,20 +142,18 @@ def _engines(args: argparse.Namespace) -> int:
     config = engine_config(args, args.model)
     vocabulary = compare.vocabulary_of(config.model)
     names = ["hardpoint", *against]
-    setup = contestants.Setup(
-        model=str(resolve(config.model.model)),
-        device=config.device.device,
-        device_options=dict(config.device.options),
-        dtype=config.model.dtype,
-        dummy=config.model.load_format == "dummy",
-        max_len=config.model.max_model_len or 4096,
-        max_requests=config.scheduler.max_num_seqs,
-        max_tokens=config.scheduler.max_batch_tokens or 8192,
-        memory=0.9 / len(names),
+    memory = 0.9 / len(names)
+    limit, budget = config.model.max_model_len or 4096, config.scheduler.max_batch_tokens or 8192
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, model=str(resolve(config.model.model)), max_model_len=limit),
+        cache=dataclasses.replace(config.cache, prefix_caching=False, memory_fraction=memory),
+        scheduler=dataclasses.replace(config.scheduler, max_batch_tokens=budget),
     )
+    setup = contestants.Setup(config, memory)
     workloads = args.workloads or USUAL
     entries = compare.compare(names, setup, workloads, vocabulary, rounds=args.rounds, on_round=console.note)
-    found = compare.rows(entries, vocabulary, setup.max_len)
+    found = compare.rows(entries, vocabulary, limit)
     lines = compare.table(entries, found)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)

@@ -95,6 +95,11 @@ def test_bad_names_start_nothing(command: list[str], flags: list[str], capfd: py
     assert "ready in" not in err
 
 
+def test_all_flags_of_the_engine_reach_it(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--kernel", "rope=acme"]) != 0
+    assert "hardpoint: UnsupportedOperation: nobody takes rope" in capfd.readouterr().err
+
+
 def test_numbers_and_ratios() -> None:
     ours = Entry("hardpoint", "h", 2.0, {"a": [0.256], "s2": [1.0, 0.5, 2.0]})
     theirs = Entry("vllm", "v", 6.0, {"a": [0.512], "s2": [2.0, 2.0, 2.0]})

@@ -2,30 +2,22 @@
 
     python scripts/gpu_check.py --device cuda --out report        needs hardpoint, hardpoint-cuda and a GPU
 
-Most of the kit's time on a GPU is the compiling of kernels, which is done on the processor, so that groups of checks
-run beside each other; those that fill the device's memory run alone. Writes every verdict to OUT/conformance.json, a
-table to OUT/conformance.md; the workloads, on made-up weights in the shape of Llama-3.1-8B and beside the other engines
-that are installed, write OUT/compare.json and OUT/compare.md. Exit code 1 if a check fails or a group does not end.
+Writes every verdict to OUT/conformance.json, pages to read to OUT/conformance.html and .md; the workloads, on made-up
+weights in the shape of Llama-3.1-8B and beside the other engines that are installed, write OUT/compare.json and
+OUT/compare.md. Exit code 1 if a check fails or the kit does not end.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
-import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-#: Groups that look at free memory, or use it up.
-ALONE = ("load", "memory", "state")
-BESIDE = ("ops", "models", "quantized", "sampling", "programs", "scheduler", "transfer", "collectives")
-#: The largest group, by dtype.
-SPLIT = {f"attention, {dtype}": f"attention/*/{dtype}" for dtype in ("bfloat16", "float16", "float32")}
 WORKLOADS = ("a", "b", "c", "d", "s8", "s32", "s64", "s128", "s512")
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -47,46 +39,40 @@ LLAMA = {
 STATUSES = ("pass", "fail", "refused", "unverified")
 
 
-def kit(device: str, name: str, seconds: float) -> tuple[str, list[dict[str, Any]], str]:
-    """Verdicts of a group, and what went wrong if it did not end."""
-    what = ("--case", SPLIT[name]) if name in SPLIT else ("--group", name)
-    command = [sys.executable, "-m", "hardpoint", "conformance", "--device", device, *what, "--json"]
-    started = time.monotonic()
+def conformance(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The kit's report, as JSON; with "trouble" alone where it did not end."""
+    kit = [sys.executable, "-m", "hardpoint", "conformance", "--device", arguments.device]
+    asked = ["--level", str(arguments.level), "--jobs", str(arguments.jobs)]
+    page = ["--html", str(arguments.out / "conformance.html")]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run([*kit, *asked, *page, "--json"], stdout=subprocess.PIPE, timeout=arguments.seconds)
     except subprocess.TimeoutExpired:
-        return name, [], f"did not end in {seconds:.0f} s"
-    print(f"  {name}: {time.monotonic() - started:.0f} s", flush=True)
+        return {"trouble": f"did not end in {arguments.seconds:.0f} s"}
     try:
-        return name, json.loads(done.stdout)["verdicts"], ""
-    except (ValueError, KeyError):
-        return name, [], f"exit code {done.returncode}: {done.stderr[-400:]}"
+        report: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        return {"trouble": f"exit code {done.returncode}"}
+    return report
 
 
-def conformance(device: str, seconds: float) -> dict[str, tuple[list[dict[str, Any]], str]]:
-    """Verdicts and trouble, by group."""
-    results = [kit(device, name, seconds) for name in ALONE]
-    names = (*SPLIT, *BESIDE)
-    with ThreadPoolExecutor(len(names)) as pool:
-        results += pool.map(lambda name: kit(device, name, seconds), names)
-    return {name: (verdicts, trouble) for name, verdicts, trouble in results}
-
-
-def table(device: str, results: dict[str, tuple[list[dict[str, Any]], str]]) -> str:
+def table(device: str, report: dict[str, Any]) -> str:
     """Markdown."""
-    import torch
-
-    where = torch.cuda.get_device_name() if torch.cuda.is_available() else device
+    if trouble := report.get("trouble"):
+        return f"The kit {trouble}.\n"
+    machine = report["machine"]
+    level = "no level" if report["reached"] is None else f"level {report['reached']}"
     lines = [
-        f"`python scripts/gpu_check.py --device {device}`, {date.today()}, {where}, torch {torch.__version__}.",
+        f"`python scripts/gpu_check.py --device {device}`, {machine['date']}, {report['name']}, torch "
+        f"{machine['torch']}: {level} of the {report['asked']} asked, {report['seconds']:.0f} s.",
         "",
-        "| group | " + " | ".join(STATUSES) + " | |",
-        "|---|" + "---|" * (len(STATUSES) + 1),
+        "| group | " + " | ".join(STATUSES) + " |",
+        "|---|" + "---|" * len(STATUSES),
     ]
-    for name, (verdicts, trouble) in results.items():
-        counts = Counter(verdict["status"] for verdict in verdicts)
-        lines.append(f"| {name} | " + " | ".join(str(counts[status]) for status in STATUSES) + f" | {trouble} |")
-    failed = [v for verdicts, _ in results.values() for v in verdicts if v["status"] == "fail"]
+    verdicts = report["verdicts"]
+    for group in dict.fromkeys(verdict["group"] for verdict in verdicts):
+        counts = Counter(verdict["status"] for verdict in verdicts if verdict["group"] == group)
+        lines.append(f"| {group} | " + " | ".join(str(counts[status]) for status in STATUSES) + " |")
+    failed = [verdict for verdict in verdicts if verdict["status"] == "fail"]
     lines += ["", *(f"* `{verdict['case']}`: {verdict['message']}" for verdict in failed)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -107,18 +93,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True, help="folder for the reports")
-    parser.add_argument("--seconds", type=float, default=400, help="for each group of checks")
+    parser.add_argument("--seconds", type=float, default=500, help="for the kit")
+    parser.add_argument("--level", type=int, default=6, help="of the kit's ladder")
+    parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) - 2, 1), help="the kit's processes")
     parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), help="as `bench compare` takes them")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     print("== conformance", flush=True)
-    results = conformance(arguments.device, arguments.seconds)
-    verdicts = {name: {"verdicts": found, "trouble": trouble} for name, (found, trouble) in results.items()}
-    (arguments.out / "conformance.json").write_text(json.dumps(verdicts))
-    told = table(arguments.device, results)
+    report = conformance(arguments)
+    (arguments.out / "conformance.json").write_text(json.dumps(report))
+    told = table(arguments.device, report)
     (arguments.out / "conformance.md").write_text(told)
     print(told, flush=True)
-    bad = any(trouble or any(v["status"] == "fail" for v in found) for found, trouble in results.values())
+    bad = "trouble" in report or any(verdict["status"] == "fail" for verdict in report["verdicts"])
     if arguments.workloads:
         print("== workloads", flush=True)
         bad = workloads(arguments) or bad

@@ -10,9 +10,16 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PACKAGES = {"hardpoint": "core", "hardpoint_platforms": "platforms", "hardpoint_cpu": "plugins/cpu"}
-#: Folders with many like cases, of which every n-th runs; HARDPOINT_TEST_EVERY=N says otherwise for all of them.
-#: Triton's interpreter takes its time, and a GPU runs all of these in the conformance kit.
-EVERY = {"tests/reference/cpu/native": 1, "tests/reference/torch_gpu": 2}
+#: Places with many like cases, of which every n-th runs among those whose name holds a word; HARDPOINT_TEST_EVERY=N
+#: says otherwise for all of them. Triton's interpreter takes its time, and a GPU runs all of these in the conformance
+#: kit; strict builds fifteen programs for each engine.
+EVERY = {
+    "tests/reference/cpu/native": (1, ""),
+    "tests/reference/torch_gpu": (2, ""),
+    "tests/reference/cases": (2, "strict"),
+    "tests/reference/conformance/test_mutants.py": (2, ""),
+    "tests/unit/scheduler/test_traces.py": (2, ""),
+}
 
 # Several test processes share few cores: one thread each, also for the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -35,10 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the cases that `EVERY` says; each test keeps its first."""
-    every = {CHECKOUT / folder: int(os.environ.get("HARDPOINT_TEST_EVERY", n)) for folder, n in EVERY.items()}
+    every = {CHECKOUT / place: rule for place, rule in EVERY.items()}
     seen, kept, left = Counter[str](), [], []
     for item in items:
-        name, n = item.nodeid.partition("[")[0], next((every[f] for f in item.path.parents if f in every), 1)
+        name, _, case = item.nodeid.partition("[")
+        rule = next((every[place] for place in (item.path, *item.path.parents) if place in every), None)
+        if rule is None or rule[1] not in case:
+            kept.append(item)
+            continue
+        n = int(os.environ.get("HARDPOINT_TEST_EVERY", rule[0]))
         (kept if seen[name] % n == 0 else left).append(item)
         seen[name] += 1
     items[:] = kept

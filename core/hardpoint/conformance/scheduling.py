@@ -155,4 +155,4 @@ def _at_most(what: str, count: int, most: int | None) -> None:
         raise Forbidden(f"{count} {what} in one step, at most {most} are allowed")
 
 
-GROUP = Group("scheduler", "scheduler contract", checks)
+GROUP = Group("scheduler", "scheduler contract", checks, beside=True)

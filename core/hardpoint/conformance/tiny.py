@@ -232,4 +232,4 @@ def _answer(name: str, parts: Sequence[TokenOutput]) -> Answer:
     return Answer(tuple(tokens), tuple(logprobs), tuple(leads))
 
 
-GROUP = Group("models", "whole tiny models", checks)
+GROUP = Group("models", "whole tiny models", checks, beside=True)

@@ -245,4 +245,4 @@ def _pad(batch: AttentionBatch) -> AttentionBatch:
     )
 
 
-GROUP = Group("attention", "attention matrix", checks)
+GROUP = Group("attention", "attention matrix", checks, beside=True)

@@ -69,6 +69,7 @@ class Check:
         dtype, phase: columns of the matrix.
         required: its level needs at least one pass of this contract among the required checks.
         patience: seconds after which it counts as hung.
+        beside: as its group says.
     """
 
     group: str
@@ -80,6 +81,7 @@ class Check:
     phase: str = ""
     required: bool = False
     patience: float = PATIENCE
+    beside: bool = False
 
     @property
     def id(self) -> str:
@@ -98,8 +100,15 @@ CheckMaker = Callable[["Subject"], Iterable[Check]]
 
 @dataclass(frozen=True)
 class Group:
-    """A group of checks. `title` is for reports; `made` yields the checks."""
+    """A group of checks.
+
+    Attributes:
+        title: for reports; made: yields the checks.
+        beside: whether they may run beside others on the same device (--jobs): they neither look at its free memory nor
+            use it up.
+    """
 
     name: str
     title: str
     made: CheckMaker
+    beside: bool = False

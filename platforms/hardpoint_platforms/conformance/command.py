@@ -40,8 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="option of the plugin; may be repeated",
     )
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N",
+        help="processes that share the device, for kernels that are compiled at first use (default: 1)",
+    )  # fmt: skip
     parser.add_argument("--in-process", action="store_true", help="in this process, where a crash ends the run")
     parser.add_argument("--stream", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--faults", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help="list the checks and run none")
 
@@ -55,11 +60,12 @@ def conduct_arguments(args: argparse.Namespace, groups: Iterable[Any], command: 
     if not (args.in_process or args.list or args.stream is not None):
         return _supervised(args, command)
     from hardpoint_platforms.conformance.catalogue import all_groups
-    from hardpoint_platforms.conformance.isolation import last_words
+    from hardpoint_platforms.conformance.isolation import Part, last_words
     from hardpoint_platforms.conformance.runner import Run, Selection, conduct, stream
 
     cases, groups_asked, options = tuple(args.case), tuple(args.group), tuple(args.device_option)
-    selection = Selection(args.level, cases, groups_asked, args.seed, command, args.timeout, options)
+    part = Part.of(args.part) if args.part else None
+    selection = Selection(args.level, cases, groups_asked, args.seed, command, args.timeout, options, part)
     subject = _subject(args)
     every = all_groups(groups)
     if args.list:
@@ -92,7 +98,8 @@ def _supervised(args: argparse.Namespace, command: str) -> Report:
     if args.timeout is not None:
         launch += ["--timeout", str(args.timeout)]
     progress = _progress if sys.stderr.isatty() else None
-    return _not_empty(Supervisor(launch, args.timeout, progress).run(bool(args.case or args.group), args.level))
+    supervisor = Supervisor(launch, args.timeout, progress, max(args.jobs, 1))
+    return _not_empty(supervisor.run(bool(args.case or args.group), args.level))
 
 
 def _not_empty(report: Report) -> Report:

@@ -111,4 +111,4 @@ def phase_of(where: str) -> str:
     return "prefill" if "prefill" in where else ""
 
 
-GROUP = Group("ops", "op contracts over their samples", checks)
+GROUP = Group("ops", "op contracts over their samples", checks, beside=True)

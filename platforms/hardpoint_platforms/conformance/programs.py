@@ -219,4 +219,4 @@ def _saved(bucket: Bucket, subject: Subject, seed: int) -> Measure:
     return Measure("programs are saved and loaded")
 
 
-GROUP = Group("programs", "programs", checks)
+GROUP = Group("programs", "programs", checks, beside=True)

@@ -7,7 +7,7 @@ import platform
 import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ class Selection:
         level: the highest level; cases: patterns of ids, empty for all; groups: names, empty for all.
         seed: of the run; command: what `repeat` commands start with; patience: seconds per check, None for the check's.
         options: of the plugin, KEY=VALUE as given, for `repeat` commands.
+        part: the share of the checks that is run here, None for all.
     """
 
     level: int = HIGHEST
@@ -45,6 +46,7 @@ class Selection:
     command: str = "hardpoint conformance"
     patience: float | None = None
     options: tuple[str, ...] = ()
+    part: isolation.Part | None = None
 
     @property
     def partial(self) -> bool:
@@ -82,7 +84,7 @@ class Run:
                     raise
                 self._hangs += isinstance(error, Hung)
                 made = [Check(group.name, _SETUP, "making the checks", 0, _raiser(error))]
-            yield from (check for check in made if self.selection.wants(check))
+            yield from (replace(check, beside=group.beside) for check in made if self.selection.wants(check))
 
     def verdict(self, check: Check) -> Verdict:
         """Run one check. Never raises for what the plugin does."""
@@ -219,7 +221,7 @@ def conduct(
 def stream(
     subject: Subject, groups: Sequence[Group], selection: Selection, skip: int, arm: Callable[[float], None]
 ) -> None:
-    """The child's side of `isolation`: one line per event, from check `skip` on."""
+    """The child's side of `isolation`: one line per event, from the check `skip` of its part on."""
     run = Run(subject, groups, selection)
     try:
         checks = list(run.checks())
@@ -230,8 +232,11 @@ def stream(
             "folders": subject.folders,
         }  # fmt: skip
         isolation.emit(facts=facts)
-        for check in checks[skip:]:
-            isolation.begin(run.named(check), check.patience)
+        part = selection.part
+        mine = [at for at, check in enumerate(checks) if part is None or part.takes(at, check.beside)]
+        for at in mine[skip:]:
+            check = checks[at]
+            isolation.begin(run.named(check), check.patience, at)
             arm(selection.patience or check.patience)
             isolation.emit(verdict=asdict(run.verdict(check)))
         report = run.report((), 0.0)

@@ -384,4 +384,4 @@ def _verify_certain(subject: Subject, seed: int) -> Measure:
     return Measure()
 
 
-GROUP = Group("sampling", "sampling", checks)
+GROUP = Group("sampling", "sampling", checks, beside=True)

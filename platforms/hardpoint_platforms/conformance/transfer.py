@@ -87,4 +87,4 @@ def _move(here: Device, away: Device, layout: CacheLayout, seed: int) -> None:
         raise Wrong("a transfer changes a page that it was not given", subject_code=type(here.kv_transfer()).transfer)
 
 
-GROUP = Group("transfer", "exchange of pages", checks)
+GROUP = Group("transfer", "exchange of pages", checks, beside=True)

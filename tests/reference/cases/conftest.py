@@ -22,7 +22,7 @@ from tiny_models import Chain, llama_config, random_weights, save_llama
 #: strict is the reference under the rules of a static-shape chip; the cpu takes steps of any size.
 DEVICES = ("cpu", "strict")
 #: What these look at lies before the device: on strict they would take minutes to say the same once more.
-HOST_SIDE = ("test_rope_config", "test_vocabulary", "test_weights", "test_gguf_files")
+HOST_SIDE = ("test_rope_config", "test_vocabulary", "test_weights", "test_gguf_files", "test_stop")
 
 
 @pytest.fixture(scope="module", autouse=True)

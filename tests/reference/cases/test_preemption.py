@@ -97,7 +97,7 @@ def test_sequences_of_one_request_when_their_first_is_preempted(
     roomy = start(tiny, device=device)
     solo = roomy.ask(prompt_of(70), many)
     urgent_solo = roomy.ask_one(prompt_of(90), params)
-    for steps in (1, 2, 3, 4, 5, 7, 10):
+    for steps in (1, 3, 7) if device == "strict" else (1, 2, 3, 4, 5, 7, 10):
         driver = start(
             tiny, device=device, overlap=overlap, pages=14, budget=24, policy="priority", prefix_caching=False
         )

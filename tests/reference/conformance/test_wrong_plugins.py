@@ -250,6 +250,20 @@ def test_a_process_that_is_lost_is_a_verdict_and_the_rest_runs(tmp_path: Path, k
     assert report["device"] == "acme:0"
 
 
+def test_processes_that_share_the_device_give_the_verdicts_of_one(tmp_path: Path, kit: Any) -> None:
+    install(
+        tmp_path, (KERNEL, f"            if w[0].shape[1] == 33:\n                import os; os._exit(9)\n{KERNEL}")
+    )
+    asked = ("--case", "ops/linear/*", "--case", "load/probe/*", "--case", "memory/account*")
+    reports = [kit(*asked, "--jobs", jobs, apart=True)[1] for jobs in ("1", "3")]
+    told = [[(v["case"], v["status"], v["message"]) for v in report["verdicts"]] for report in reports]
+    assert told[0] == told[1]
+    assert {group for group, _, _ in (case.partition("/") for case, _, _ in told[0])} >= {"ops", "load"}
+    assert [message for _, status, message in told[1] if status == "fail"] == [
+        "acme-npu 1.2: linear the process ended with exit code 9"
+    ]
+
+
 def test_a_plugin_that_cannot_be_imported_in_another_process(tmp_path: Path, kit: Any) -> None:
     install(tmp_path, ("import time", "import no_such_driver"))
     code, _, said = kit(apart=True)

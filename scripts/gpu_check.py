@@ -4,7 +4,7 @@
 
 Writes every verdict to OUT/conformance.json, pages to read to OUT/conformance.html and .md; the workloads, on made-up
 weights in the shape of Llama-3.1-8B and beside the other engines that are installed, write OUT/compare.json and
-OUT/compare.md. Exit code 1 if a check fails or the kit does not end.
+OUT/compare.md. Exit code 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -40,14 +40,11 @@ STATUSES = ("pass", "fail", "refused", "unverified")
 
 
 def conformance(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The kit's report, as JSON; with "trouble" alone where it did not end."""
+    """The kit's report, as JSON; with "trouble" alone where there is none."""
     kit = [sys.executable, "-m", "hardpoint", "conformance", "--device", arguments.device]
-    asked = ["--level", str(arguments.level), "--jobs", str(arguments.jobs)]
+    asked = ["--level", str(arguments.level), "--jobs", str(arguments.jobs), "--within", str(arguments.seconds)]
     page = ["--html", str(arguments.out / "conformance.html")]
-    try:
-        done = subprocess.run([*kit, *asked, *page, "--json"], stdout=subprocess.PIPE, timeout=arguments.seconds)
-    except subprocess.TimeoutExpired:
-        return {"trouble": f"did not end in {arguments.seconds:.0f} s"}
+    done = subprocess.run([*kit, *asked, *page, "--json"], stdout=subprocess.PIPE)
     try:
         report: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
@@ -93,7 +90,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True, help="folder for the reports")
-    parser.add_argument("--seconds", type=float, default=500, help="for the kit")
+    parser.add_argument("--seconds", type=float, default=500, help="after which the kit begins no more checks")
     parser.add_argument("--level", type=int, default=6, help="of the kit's ladder")
     parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) - 2, 1), help="the kit's processes")
     parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), help="as `bench compare` takes them")

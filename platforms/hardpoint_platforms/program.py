@@ -124,6 +124,14 @@ class Program(ABC):
     def run(self, inputs: StepInputs, state: State, weights: Weights) -> tuple[StepOutputs, State]:
         """Run the step. `state` is dead afterwards; only the returned one is valid."""
 
+    def begin(self, inputs: StepInputs, state: State, weights: Weights) -> None:
+        """Start, and do not wait for, what `prepare` will need: compiling, in other threads.
+
+        Called with the inputs of `prepare` for every program before the first of them is prepared. The state stays
+        valid; what is written to it lies in page 0. The default does nothing.
+        """
+        return
+
     def prepare(self, inputs: StepInputs, state: State, weights: Weights) -> State:
         """Make it ready to serve: capture or compile what takes long. Called once, before the first `run`.
 

@@ -56,6 +56,7 @@ class Stage:
         self.device = parts.device
         self.model = parts.model
         self.weights = parts.weights
+        self.dtype = parts.dtype
         self._parts = parts
         self._state = parts.state
         self._builder = parts.device.programs()
@@ -104,10 +105,12 @@ class Stage:
 
     def prepare(self, inputs_of: Callable[[Bucket], StepInputs], progress: Callable[[str, float], None]) -> None:
         """Make every program ready. Programs of any size are ready as they are."""
-        for done, bucket in enumerate(self._buckets):
-            progress("programs", done / len(self._buckets))
-            if bucket != ANY_SIZE:
-                self._state = self._programs[bucket].prepare(inputs_of(bucket), self._state, self.weights)
+        sized = [(self._programs[bucket], inputs_of(bucket)) for bucket in self._buckets if bucket != ANY_SIZE]
+        for program, inputs in sized:
+            program.begin(inputs, self._state, self.weights)
+        for done, (program, inputs) in enumerate(sized):
+            progress("programs", done / len(sized))
+            self._state = program.prepare(inputs, self._state, self.weights)
 
     def seal(self) -> None:
         """Let no more programs be built: requests wait from now on."""

@@ -34,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="after which a check counts as hung")
     parser.add_argument(
+        "--within", type=float, metavar="SECONDS", help="checks that have not begun by then are left unverified"
+    )
+    parser.add_argument(
         "--device-option",
         action="append",
         default=[],
@@ -65,7 +68,7 @@ def conduct_arguments(args: argparse.Namespace, groups: Iterable[Any], command: 
 
     cases, groups_asked, options = tuple(args.case), tuple(args.group), tuple(args.device_option)
     part = Part.of(args.part) if args.part else None
-    selection = Selection(args.level, cases, groups_asked, args.seed, command, args.timeout, options, part)
+    selection = Selection(args.level, cases, groups_asked, args.seed, command, args.timeout, options, part, args.within)
     subject = _subject(args)
     every = all_groups(groups)
     if args.list:
@@ -98,7 +101,7 @@ def _supervised(args: argparse.Namespace, command: str) -> Report:
     if args.timeout is not None:
         launch += ["--timeout", str(args.timeout)]
     progress = _progress if sys.stderr.isatty() else None
-    supervisor = Supervisor(launch, args.timeout, progress, max(args.jobs, 1))
+    supervisor = Supervisor(launch, args.timeout, progress, max(args.jobs, 1), args.within)
     return _not_empty(supervisor.run(bool(args.case or args.group), args.level))
 
 

@@ -60,12 +60,20 @@ def emit(**event: Any) -> None:
 class Supervisor:
     """Runs children until every check has a verdict."""
 
-    def __init__(self, launch: Sequence[str], patience: float | None, progress: Progress | None, jobs: int = 1) -> None:
+    def __init__(
+        self,
+        launch: Sequence[str],
+        patience: float | None,
+        progress: Progress | None,
+        jobs: int = 1,
+        within: float | None = None,
+    ) -> None:
         """`launch`: the command without --stream; `patience`: of --timeout; `progress` gets (done, of, verdict).
 
-        `jobs`: children that may share the device.
+        jobs: children that may share the device; within: seconds for all of it, None for any time.
         """
         self._launch, self._patience, self._progress, self._jobs = list(launch), patience, progress, jobs
+        self._ends = None if within is None else time.monotonic() + within
         self._done = 0
         self._telling = threading.Lock()
 
@@ -97,7 +105,7 @@ class Supervisor:
 
         def lane(part: Part | None = None) -> Lane:
             launch = [*self._launch, *(() if part is None else ("--part", str(part)))]
-            return Lane(launch, self._patience, self._told, folder / f"faults-{part.index if part else 0}")
+            return Lane(launch, self._patience, self._ends, self._told, folder / f"faults-{part.index if part else 0}")
 
         if self._jobs == 1:
             lanes = [lane()]

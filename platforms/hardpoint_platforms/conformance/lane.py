@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -28,13 +29,19 @@ class Lane:
     """Runs children, each from the first check that has no verdict yet. Used by one thread."""
 
     def __init__(
-        self, launch: Sequence[str], patience: float | None, told: Callable[[int, Verdict], None], faults: Path
+        self,
+        launch: Sequence[str],
+        patience: float | None,
+        ends: float | None,
+        told: Callable[[int, Verdict], None],
+        faults: Path,
     ) -> None:
         """`launch`: the command without --stream; `patience`: of --timeout; `told` gets (checks in all lanes, verdict).
 
-        `faults`: a file for the last words of a child.
+        ends: the monotonic time after which no more checks begin; faults: a file for the last words of a child.
         """
-        self._launch, self._patience, self._told, self._faults = list(launch), patience, told, faults
+        self._launch, self._patience, self._ends = list(launch), patience, ends
+        self._told, self._faults = told, faults
         #: (place among the checks of all lanes, verdict), in the order of running.
         self.verdicts: list[tuple[int, Verdict]] = []
         #: What the device and the plugin are called, once a child has said so.
@@ -56,6 +63,8 @@ class Lane:
         """One child from check `skip` on. Returns how it ended."""
         self._faults.write_text("", encoding="utf-8")
         command = [*self._launch, "--stream", str(skip), "--faults", str(self._faults)]
+        if self._ends is not None:
+            command += ["--within", str(max(self._ends - time.monotonic(), 0.0))]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as child:
             assert child.stdout is not None
             lines: queue.Queue[str | None] = queue.Queue()

@@ -37,6 +37,7 @@ class Selection:
         seed: of the run; command: what `repeat` commands start with; patience: seconds per check, None for the check's.
         options: of the plugin, KEY=VALUE as given, for `repeat` commands.
         part: the share of the checks that is run here, None for all.
+        within: seconds after which no more checks begin, None for any time.
     """
 
     level: int = HIGHEST
@@ -47,6 +48,7 @@ class Selection:
     patience: float | None = None
     options: tuple[str, ...] = ()
     part: isolation.Part | None = None
+    within: float | None = None
 
     @property
     def partial(self) -> bool:
@@ -69,6 +71,7 @@ class Run:
         self._groups = groups
         self._watchdog = Watchdog(subject.folders)
         self._hangs = 0
+        self._ends = None if selection.within is None else time.monotonic() + selection.within
 
     def checks(self) -> Iterable[Check]:
         """The selected checks of every group. A group that cannot make its checks yields one that tells why."""
@@ -91,6 +94,8 @@ class Run:
         if self._hangs >= MOST_HANGS and check.contract != _SETUP:
             told = f"not run: {MOST_HANGS} checks hung before it"
             return self._judged(check, Status.UNVERIFIED, told)
+        if self._ends is not None and time.monotonic() > self._ends:
+            return self._judged(check, Status.UNVERIFIED, "not run: the time of --within was over")
         seed = check.seed(self.selection.seed)
         patience = self.selection.patience or check.patience
         try:

@@ -30,7 +30,16 @@ def _samples(dtype: torch.dtype) -> Iterator[Sample]:
         "gate_up": quantized(source, (128, 256), SCHEMES["q4_1"]),
         "down": quantized(source, (256, 64), SCHEMES["q8_0"]),
     }
-    cases = (("plain", 5, plain), ("one token", 1, plain), ("biases", 3, biased), ("quantized", 2, packed))
+    rounding: dict[str, dict[str, Weight]] = {
+        name: {
+            "gate_up": quantized(source, (512, 256), SCHEMES[name]),
+            "down": quantized(source, (256, 256), SCHEMES[name]),
+        }
+        for name in ("fp8", "fp8_block", "int8")
+    }
+    cases = [("plain", 5, plain), ("one token", 1, plain), ("biases", 3, biased), ("quantized", 2, packed)]
+    if dtype is torch.float32:  # else the first product's own rounding decides between two codes of the second's input
+        cases += [(name, 3, weights) for name, weights in rounding.items()]
     for where, tokens, weights in cases:
         hidden, inner = weights["down"].shape
         yield sample(

@@ -9,9 +9,11 @@ import torch
 from hardpoint_torch_gpu.device import TorchGpuDevice
 
 from hardpoint_cuda.flash_infer import FlashInferAttention, FlashPlanner, backend_for, missing
+from hardpoint_cuda.flash_mla import LatentCache, has_flash_mla, mla_providers
 from hardpoint_platforms.capabilities import Capabilities
 from hardpoint_platforms.device import DeviceInfo
 from hardpoint_platforms.ops.provider import OpProvider
+from hardpoint_platforms.state_cache import StateCache
 
 #: Lowest compute capability whose tensor cores multiply float8_e4m3fn.
 _FLOAT8 = (8, 9)
@@ -28,13 +30,19 @@ class CudaDevice(TorchGpuDevice):
             graphs=options.get("graphs", True),
             largest_graph=options.get("largest_graph", 512),
             float8=capability >= _FLOAT8,
+            measure=options.get("measure", False),
         )
         self._before: tuple[OpProvider, ...] = ()
         wanted = options.get("flashinfer", "auto")
         if wanted != "off" and not missing():
             backend = backend_for(capability)
             planner = FlashPlanner(self.upload, self.torch_device, backend)
-            self._before = (FlashInferAttention(planner, backend, compile=wanted == "compile"),)
+            self._before = (FlashInferAttention(planner, backend, self.measurements, compile=wanted == "compile"),)
+        self._before += mla_providers(self.upload, self.torch_device, capability, wanted)
+        self._latents_together = has_flash_mla(capability)
 
     def providers(self) -> Sequence[OpProvider]:
         return (*self._before, *super().providers())
+
+    def state_cache(self) -> StateCache:
+        return LatentCache(self) if self._latents_together else super().state_cache()

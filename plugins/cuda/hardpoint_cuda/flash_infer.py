@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from hardpoint_torch_gpu.attention import Prompts, TritonAttention
+from hardpoint_torch_gpu.measured import Measurements
 from hardpoint_torch_gpu.plan import GpuPlan, GpuPlanner
 
 from hardpoint_platforms.batch import AttentionBatch
@@ -141,10 +142,11 @@ class FlashInferAttention(TritonAttention):
 
     name = "flashinfer + triton attention"
 
-    def __init__(self, planner: FlashPlanner, backend: str, *, compile: bool) -> None:
+    def __init__(self, planner: FlashPlanner, backend: str, measurements: Measurements, *, compile: bool) -> None:
         """backend: "fa2" or "fa3"; compile: whether a kernel that is on no disk yet may be compiled now (a minute)."""
         super().__init__(planner)
-        self._backend, self._compile = backend, compile
+        self._flash_planner, self._backend, self._compile = planner, backend, compile
+        self._measurements = measurements
 
     def supports(self, instance: OpInstance) -> Support:
         answer = super().supports(instance)
@@ -175,7 +177,49 @@ class FlashInferAttention(TritonAttention):
             plan.run(kind)(q[part], (keys, values), out=out[part])
             return None
 
-        return flash
+        question = f"attention of prompts, {kind.heads} over {kind.kv_heads} heads of {kind.width}, {kind.dtype}"
+        if not self._measurements.knows(question):
+            return flash
+        trial = Trial(kind, self._flash_planner)
+        ways = {"flashinfer": partial(trial.run, flash), "triton": partial(trial.run, otherwise)}
+        return flash if self._measurements.fastest(question, ways) == "flashinfer" else otherwise
+
+
+class Trial:
+    """Prompts to time kernels with: a few long ones, as they come when a step is full of them."""
+
+    _ROWS, _TOKENS, _PAGE = 4, 1024, 16
+
+    def __init__(self, kind: Kind, planner: FlashPlanner) -> None:
+        self._kind, self._planner = kind, planner
+        self._made: tuple[torch.Tensor, torch.Tensor, torch.Tensor, GpuPlan] | None = None
+
+    def run(self, kernel: Prompts) -> None:
+        """One call."""
+        q, cache, out, plan = self._made = self._made or self._make()
+        kernel(q, cache, cache, plan, None, out)
+
+    def _make(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, GpuPlan]:
+        kind, rows, tokens = self._kind, self._ROWS, self._ROWS * self._TOKENS
+        pages = tokens // self._PAGE
+        table = np.arange(pages, dtype=np.int32).reshape(rows, -1)
+        batch = AttentionBatch(
+            query_start=np.arange(rows + 1, dtype=np.int32) * self._TOKENS,
+            sequence_lengths=np.full(rows, self._TOKENS, np.int32),
+            page_tables=(table,) * (kind.group + 1),
+            slot_mapping=(np.arange(tokens, dtype=np.int32),) * (kind.group + 1),
+            page_tokens=self._PAGE,
+            num_requests=rows,
+            num_tokens=tokens,
+        )
+        plan = self._planner.plan(batch)
+        device = plan.starts.device
+
+        def numbers(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, dtype=torch.float32, device=device).to(kind.dtype)
+
+        q, cache = numbers(tokens, kind.heads, kind.width), numbers(pages, self._PAGE, kind.kv_heads, kind.width)
+        return q, cache, torch.empty_like(q), plan
 
 
 def backend_for(capability: tuple[int, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -15,6 +16,7 @@ from hardpoint_torch_gpu.kernels.paged_prefill import prefill
 from hardpoint_torch_gpu.kernels.store import store
 from hardpoint_torch_gpu.plan import GpuPlan
 from hardpoint_torch_gpu.rule import ScoreRule
+from hardpoint_torch_gpu.seams import Seam, unowned
 
 #: Widest head: wider ones leave no room in a multiprocessor's shared memory.
 WIDEST = 256
@@ -49,19 +51,29 @@ class TritonAttention(OpProvider):
         width, rule = instance.attrs["v_head_dim"], ScoreRule.of(instance.attrs)
         decode, prompts = self._decode, self.prompts(instance)
 
-        def attention(
-            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: State, plan: GpuPlan, w: Packed = ()
-        ) -> tuple[torch.Tensor, State]:
-            keys, values = state[pool_layer]
-            q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        def attend(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, keys: torch.Tensor,
+            values: torch.Tensor, sinks: torch.Tensor | None, plan: GpuPlan,
+        ) -> None:  # fmt: skip
             mixed = plan.padded or len(plan.tile_rows) > 0
             if mixed:
                 store(k, v, plan.slots[group], keys, values, plan.page_tokens)
-            make = torch.zeros if plan.padded else torch.empty
-            out = make((q.shape[0], q.shape[1], width), dtype=q.dtype, device=q.device)
-            sinks = w[0] if w else None
+            if plan.padded:
+                out.zero_()
             decode(q, None if mixed else (k, v), keys, values, plan, group, rule, sinks, out)
             prompts(q, keys, values, plan, sinks, out)
+
+        def attention(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: State, plan: GpuPlan | Seam, w: Packed = ()
+        ) -> tuple[torch.Tensor, State]:
+            q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+            out = torch.empty((q.shape[0], q.shape[1], width), dtype=q.dtype, device=q.device)
+            (keys, values), sinks = state[pool_layer], w[0] if w else None
+            if isinstance(plan, Seam):
+                kept = unowned(q), unowned(k), unowned(v), unowned(out)
+                plan.cut(partial(attend, *kept, keys, values, sinks))
+            else:
+                attend(q, k, v, out, keys, values, sinks, plan)
             return out, state
 
         return attention

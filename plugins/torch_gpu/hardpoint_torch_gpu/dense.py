@@ -13,31 +13,17 @@ from hardpoint_platforms.ops.provider import OpProvider, Support
 from hardpoint_platforms.quant import QuantTensor, round_input
 from hardpoint_platforms.versioning import Version
 from hardpoint_torch_gpu import eight_bits
-from hardpoint_torch_gpu.kernels.gemv import gemv
+from hardpoint_torch_gpu.few_rows import FewRows
 from hardpoint_torch_gpu.kernels.quant_gemm import gather
-from hardpoint_torch_gpu.kernels.skinny import MOST, skinny
 from hardpoint_torch_gpu.pointwise import TorchEmbedding
 from hardpoint_torch_gpu.quantized import PARTS, pack, quant_product, refusal, unpacked
 
-#: Rows of w from which the vendor's library reads as fast.
-_WIDE = 65536
-
-
-def product(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [..., K], w [N, K] -> [..., N]."""
-    tokens = x.numel() // w.shape[1]
-    if not 0 < tokens <= MOST or w.dtype is torch.float32 or w.shape[0] >= _WIDE:
-        return F.linear(x, w, bias)
-    flat = x.reshape(tokens, -1).contiguous()
-    y = gemv(flat, w, bias, x.dtype) if tokens == 1 else skinny(flat, w, bias)
-    return y.view(*x.shape[:-1], w.shape[0])
-
 
 def _wide_product(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Like `product`, float32 [R, V]: on a GPU the library writes its own sums."""
+    """x [R, K], w [V, K] -> float32 [R, V]: on a GPU the library writes its own sums."""
     if x.is_cuda and w.dtype is not torch.float32 and bias is None:
         return torch.mm(x, w.t(), out_dtype=torch.float32)
-    return product(x, w, bias).to(torch.float32)
+    return F.linear(x, w, bias).to(torch.float32)
 
 
 def _support(instance: OpInstance, plain: str) -> Support:
@@ -66,13 +52,14 @@ class _Dense(OpProvider):
 
 
 class TorchLinear(_Dense):
-    """Linear layers. `float8`: whether the device multiplies float8_e4m3fn."""
+    """Linear layers."""
 
     name = "torch linear"
     op = "linear"
 
-    def __init__(self, float8: bool = True) -> None:
-        self._float8 = float8
+    def __init__(self, float8: bool = True, few: FewRows | None = None) -> None:
+        """float8: whether the device multiplies float8_e4m3fn; few: what was measured, if anything was."""
+        self._float8, self.few = float8, few or FewRows()
 
     def supports(self, instance: OpInstance) -> Support:
         scheme = instance.weights["weight"].scheme
@@ -90,15 +77,18 @@ class TorchLinear(_Dense):
     def pack(self, instance: OpInstance, weights: Mapping[str, Weight]) -> Packed:
         weight = weights["weight"]
         if not (self._eight(instance) and isinstance(weight, QuantTensor)):
-            return super().pack(instance, weights)
+            packed = super().pack(instance, weights)
+            if not _stays_packed(instance):
+                self.few.learn(packed[0])
+            return packed
         others = {name: other for name, other in weights.items() if name != "weight"}
         return (*eight_bits.pack(weight), *OpProvider.pack(self, instance, others))
 
     def build(self, instance: OpInstance) -> Kernel:
         spec = instance.weights["weight"]
         if spec.scheme is None or spec.scheme.rounding is None:
-            return _held(instance)
-        rounding, kernel = spec.scheme.rounding, _held(instance)
+            return self._held(instance)
+        rounding, kernel = spec.scheme.rounding, self._held(instance)
         if not self._eight(instance):
             # In the dtype of x, as the weight then is, and not in float32: a product as fast as any other.
             return lambda x, w: kernel(round_input(x, rounding).to(x.dtype), w)
@@ -110,17 +100,17 @@ class TorchLinear(_Dense):
 
         return linear
 
+    def _held(self, instance: OpInstance) -> Kernel:
+        """linear as the weight is held, x taken as it is."""
+        product = self.few.product
 
-def _held(instance: OpInstance) -> Kernel:
-    """linear as the weight is held, x taken as it is."""
+        def linear(x: torch.Tensor, w: Packed) -> torch.Tensor:
+            return product(x, w[0], w[1] if len(w) > 1 else None)
 
-    def linear(x: torch.Tensor, w: Packed) -> torch.Tensor:
-        return product(x, w[0], w[1] if len(w) > 1 else None)
+        def quantized(x: torch.Tensor, w: Packed) -> torch.Tensor:
+            return quant_product(x, unpacked(instance, w), w[PARTS] if len(w) > PARTS else None, x.dtype)
 
-    def quantized(x: torch.Tensor, w: Packed) -> torch.Tensor:
-        return quant_product(x, unpacked(instance, w), w[PARTS] if len(w) > PARTS else None, x.dtype)
-
-    return quantized if _stays_packed(instance) else linear
+        return quantized if _stays_packed(instance) else linear
 
 
 class TorchLogits(_Dense):

@@ -13,11 +13,14 @@ from hardpoint_platforms.device import Device, DeviceInfo, MemoryInfo
 from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.program import EagerBuilder, ProgramBuilder, SamplingShape
 from hardpoint_platforms.reference.communication import TIMEOUT_SECONDS
+from hardpoint_platforms.state_cache import StateCache
 from hardpoint_platforms.streams import Readback, Stream
 from hardpoint_torch_gpu.ceilings import measure
 from hardpoint_torch_gpu.collectives import GpuCommunicator
 from hardpoint_torch_gpu.compiles import LateCompiles
 from hardpoint_torch_gpu.graphs import GraphBuilder
+from hardpoint_torch_gpu.measured import GpuTimer, Measurements, file_for
+from hardpoint_torch_gpu.pages import GpuStateCache
 from hardpoint_torch_gpu.providers import triton_providers
 from hardpoint_torch_gpu.streams import GpuStream
 from hardpoint_torch_gpu.transfers import EventReadback, Sender, Uploader
@@ -25,7 +28,7 @@ from hardpoint_torch_gpu.transfers import EventReadback, Sender, Uploader
 
 class TorchGpuDevice(Device):
     """One GPU. `graphs`: whether decode steps are captured; `largest_graph`: requests of the largest one; `float8`:
-    whether its tensor cores multiply float8_e4m3fn."""
+    whether its tensor cores multiply float8_e4m3fn; `measure`: whether kernels are timed where no time is on disk."""
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class TorchGpuDevice(Device):
         graphs: bool = True,
         largest_graph: int = 512,
         float8: bool = True,
+        measure: bool = False,
     ) -> None:
         self._info = info
         self._capabilities = capabilities
@@ -42,7 +46,10 @@ class TorchGpuDevice(Device):
         self._graphs, self._largest = graphs, largest_graph
         self._uploader = Uploader(self._torch_device)
         self._sender = Sender(self._torch_device)
-        self._providers = triton_providers(self, float8)
+        timer = GpuTimer(self._torch_device) if measure else None
+        #: Which of several kernels is fastest here, as far as that was measured.
+        self.measurements = Measurements(file_for(self._torch_device), timer)
+        self._providers = triton_providers(self, float8, self.measurements)
         self._late = LateCompiles()
         torch.cuda.set_device(self._torch_device)
 
@@ -79,6 +86,9 @@ class TorchGpuDevice(Device):
 
     def providers(self) -> Sequence[OpProvider]:
         return self._providers
+
+    def state_cache(self) -> StateCache:
+        return GpuStateCache(self)
 
     def stream(self) -> Stream:
         return GpuStream(self._torch_device)

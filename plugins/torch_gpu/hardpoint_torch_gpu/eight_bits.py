@@ -7,7 +7,7 @@ import torch
 from hardpoint_platforms.ops.contract import OpInstance, Packed
 from hardpoint_platforms.quant import Codes, Packing, QuantScheme, QuantTensor, Rounding
 from hardpoint_torch_gpu.kernels.eight_bit_gemm import LEAST_ROWS, EightBitCut, EightBitWeight, eight_bit_dot
-from hardpoint_torch_gpu.kernels.round_input import Rounded, round_rows
+from hardpoint_torch_gpu.kernels.round_input import Rounded
 from hardpoint_torch_gpu.quantized import splits_of
 
 #: Tensors of a packed weight, before what else the op has.
@@ -27,12 +27,12 @@ _BLOCK, _HOPPER = 128, (9, 0)
 _LIBRARY_UNIT = 16
 
 
-def refusal(instance: OpInstance, float8: bool) -> str:
-    """Why the kernels do not take the instance's weight, whose scheme rounds its input; "" where they do.
+def refusal(instance: OpInstance, float8: bool, name: str = "weight") -> str:
+    """Why the kernels do not take a weight of the instance, whose scheme rounds its input; "" where they do.
 
     `float8`: whether the device multiplies float8_e4m3fn.
     """
-    spec = instance.weights["weight"]
+    spec = instance.weights[name]
     scheme = spec.scheme
     assert scheme is not None
     assert scheme.rounding is not None
@@ -61,9 +61,9 @@ def pack(weight: QuantTensor) -> Packed:
     return weight.values.contiguous(), weight.scales.to(torch.float32).t().contiguous(), locks
 
 
-def unpacked(instance: OpInstance, w: Packed) -> EightBitWeight:
+def unpacked(instance: OpInstance, w: Packed, name: str = "weight") -> EightBitWeight:
     """What `pack` made, with what only the instance knows."""
-    spec = instance.weights["weight"]
+    spec = instance.weights[name]
     scheme = spec.scheme
     assert scheme is not None
     assert scheme.rounding is not None
@@ -80,16 +80,17 @@ def step_of(scheme: QuantScheme, columns: int) -> int:
 def eight_bit_product(x: torch.Tensor, weight: EightBitWeight, bias: torch.Tensor | None, step: int) -> torch.Tensor:
     """x [..., K] -> [..., N] of its dtype. `step`: of `step_of`."""
     flat = x.reshape(-1, weight.values.shape[1]).contiguous()
-    tokens = flat.shape[0]
+    return rounded_product(weight.rounded(flat), weight, bias, step).view(*x.shape[:-1], weight.rows)
+
+
+def rounded_product(x: Rounded, weight: EightBitWeight, bias: torch.Tensor | None, step: int) -> torch.Tensor:
+    """The product with an input [M, K] that is rounded already, as `EightBitWeight.rounded` does: [M, N]."""
+    tokens = len(x.codes)
     if not tokens:
-        y = flat.new_empty((0, weight.rows))
-    else:
-        rounded = round_rows(flat, weight.rounding)
-        if bias is None and _library_takes(rounded, weight):
-            y = by_library(rounded, weight)
-        else:
-            y = eight_bit_dot(rounded, weight, bias, cutting(weight, tokens, step))
-    return y.view(*x.shape[:-1], weight.rows)
+        return torch.empty((0, weight.rows), dtype=x.dtype, device=x.codes.device)
+    if bias is None and _library_takes(x, weight):
+        return by_library(x, weight)
+    return eight_bit_dot(x, weight, bias, cutting(weight, tokens, step))
 
 
 def cutting(weight: EightBitWeight, tokens: int, step: int) -> EightBitCut:
@@ -111,6 +112,8 @@ def _library_takes(x: Rounded, weight: EightBitWeight) -> bool:
     """Whether the library has the product, and is faster: many rows of floats, with a scale per row or per block."""
     if weight.rounding.codes is not Codes.FLOAT8 or x.dtype is not torch.bfloat16 or len(x.codes) < _LIBRARY_ROWS:
         return False
+    if x.codes.dtype is not torch.float8_e4m3fn:
+        return False  # the other kind is AMD's alone, and was never given to its library
     if any(size % _LIBRARY_UNIT for size in weight.values.shape) or not x.codes.is_cuda:
         return False
     if weight.whole and weight.group_rows == 1:

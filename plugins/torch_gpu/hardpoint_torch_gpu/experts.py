@@ -15,7 +15,7 @@ from hardpoint_torch_gpu import eight_bits
 from hardpoint_torch_gpu.kernels.eight_bit_gemm import EightBitWeight
 from hardpoint_torch_gpu.kernels.experts import Cut, Epilogue, Routing, combine, grouped, route
 from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight
-from hardpoint_torch_gpu.kernels.round_input import Rounded, round_rows
+from hardpoint_torch_gpu.kernels.round_input import Rounded
 from hardpoint_torch_gpu.quantized import PARTS, pack, refusal, unpacked
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -66,7 +66,7 @@ class _Place:
         weight = self.find(w)
         left: torch.Tensor | Rounded = x
         if isinstance(weight, EightBitWeight):
-            left = round_rows(x, weight.rounding)
+            left = weight.rounded(x)
         elif self.apart is not None:
             left = round_input(x, self.apart).to(x.dtype)
         cut = eight_bit_cutting(routing.tokens, self.step) if self.step else None

@@ -37,14 +37,3 @@ def mapped(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         parts = {field.name: mapped(getattr(tree, field.name), change) for field in dataclasses.fields(tree)}
         return dataclasses.replace(tree, **parts)
     return tree
-
-
-def constants(tree: Any) -> list[Any]:
-    """Everything else: what is part of the program and may not change from step to step."""
-    if isinstance(tree, torch.Tensor):
-        return [tuple(tree.shape), tree.dtype]
-    if isinstance(tree, tuple | list):
-        return [len(tree), *(value for item in tree for value in constants(item))]
-    if dataclasses.is_dataclass(tree):
-        return [type(tree), *(value for item in vars(tree).values() for value in constants(item))]
-    return [tree]

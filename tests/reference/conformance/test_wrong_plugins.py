@@ -270,3 +270,13 @@ def test_a_plugin_that_cannot_be_imported_in_another_process(tmp_path: Path, kit
     assert code == 2
     assert "acme-npu 1.2" in said
     assert "platform.py:2" in said
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_when_the_time_is_over_the_rest_is_unverified(tmp_path: Path, kit: Any, jobs: str) -> None:
+    install(tmp_path)
+    _, report, _ = kit("--case", "ops/linear/*", "--within", "0", "--jobs", jobs, apart=True)
+    assert report["verdicts"]
+    assert {(v["status"], v["message"]) for v in report["verdicts"]} == {
+        ("unverified", "not run: the time of --within was over")
+    }

@@ -141,6 +141,8 @@ def _lora(arguments, weights, attrs):
 
 def _mlp(arguments, weights, attrs):
     inner = _gate(arguments[0] @ weights["gate_up"].T + weights.get("gate_up_bias", 0), attrs)
+    if attrs["rounding"] is not None:
+        inner = _rounded(inner, attrs["rounding"])
     return inner @ weights["down"].T + weights.get("down_bias", 0)
 
 
@@ -165,10 +167,12 @@ def test_against_float64(name, dtype, providers, close):
     for case in contract.samples(dtype):
         weights = {key: _wide(weight) for key, weight in case.weights.items()}
         arguments = tuple(x.double() for x in case.make())
-        scheme = case.instance.weights["weight"].scheme if name == "linear" else None
-        if scheme is not None and scheme.rounding is not None:
-            arguments = (_rounded(arguments[0], scheme.rounding),)
-        expected = ORACLES[name](arguments, weights, case.instance.attrs)
+        product = case.instance.weights.get("weight" if name == "linear" else "gate_up")
+        scheme = product.scheme if product is not None else None
+        rounding = scheme.rounding if scheme is not None else None
+        if rounding is not None:
+            arguments = (_rounded(arguments[0], rounding),)
+        expected = ORACLES[name](arguments, weights, {**case.instance.attrs, "rounding": rounding})
         actual = run(providers[name], case)
         pairs = zip(actual, expected, strict=True) if isinstance(expected, tuple) else [(actual, expected)]
         for a, e in pairs:

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
-from hardpoint_torch_gpu.dense import product
 from hardpoint_torch_gpu.experts import TritonExperts
+from hardpoint_torch_gpu.few_rows import FewRows
+from hardpoint_torch_gpu.kernels.activate_round import activate_round
 from hardpoint_torch_gpu.kernels.eight_bit_gemm import EightBitCut, EightBitWeight, eight_bit_dot
 from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight, Tiles, dequantize, gather, quant_dot
 from hardpoint_torch_gpu.kernels.quant_gemv import quant_gemv, takes
-from hardpoint_torch_gpu.kernels.round_input import round_rows
+from hardpoint_torch_gpu.latent_plan import LatentPlanner
+from hardpoint_torch_gpu.leaves import mapped
+from hardpoint_torch_gpu.mla import TritonMla
+from hardpoint_torch_gpu.plan import GpuPlanner
+from hardpoint_torch_gpu.state_space import TritonConvState, TritonGatedDelta, TritonSsmScan
 
 from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import Weight
 from hardpoint_platforms.ops.samples import SCHEMES, Source, quantized, run, sample
 from hardpoint_platforms.quant import Codes, Rounding
+from hardpoint_platforms.reference.platform import ReferenceDevice
 
 
 def note_products() -> None:
-    """A GEMV with and without a bias; products with quantized weights, cut in every way."""
+    """A GEMV with and without a bias; products with quantized weights, cut in every way; layers with a state."""
+    note_latents()
+    note_mixers()
     x, w = torch.zeros(1, 4096, dtype=torch.bfloat16), torch.zeros(64, 4096, dtype=torch.bfloat16)
-    product(x, w, None)
-    product(x, w, torch.zeros(64, dtype=torch.bfloat16))
+    FewRows().product(x, w, None)
+    FewRows().product(x, w, torch.zeros(64, dtype=torch.bfloat16))
     numbers = ((False, 0), (False, 1), (False, 16), (True, 0))
     for (wide, book), offset in itertools.product(numbers, (False, True)):
         weight = _weight(wide, book, offset)
@@ -36,19 +47,42 @@ def note_products() -> None:
             gather(weight, torch.zeros(3, dtype=torch.int64), 1.0, x.dtype)
 
 
-def note_eight_bits() -> None:
+def note_latents() -> None:
+    """Latent attention in float32."""
+    contract = CONTRACTS["mla_attention"]
+    for case in contract.samples(torch.float32):
+        run(TritonMla(LatentPlanner(ReferenceDevice().upload)), case)
+
+
+def note_mixers() -> None:
+    """Recurrent mixers whose pool holds 16-bit numbers, as it does in a model."""
+    planner = GpuPlanner(ReferenceDevice().upload)
+    for provider in (TritonConvState(planner), TritonSsmScan(planner), TritonGatedDelta(planner)):
+        for case in CONTRACTS[provider.op].samples(torch.bfloat16):
+
+            def narrow(make: Callable[[], tuple[Any, ...]] = case.make) -> tuple[Any, ...]:
+                *given, state, batch = make()
+                return *given, mapped(state, torch.Tensor.bfloat16), batch
+
+            run(provider, replace(case, make=narrow))
+
+
+def note_eight_bits(float8: torch.dtype = torch.float8_e4m3fn) -> None:
     """Rows rounded whole and by groups, held and read twice; their products, cut in every way; experts."""
-    for codes, kind in ((Codes.INT8, torch.int8), (Codes.FLOAT8, torch.float8_e4m3fn)):
+    for codes, kind in ((Codes.INT8, torch.int8), (Codes.FLOAT8, float8)):
         x = torch.zeros(3, 32768, dtype=torch.bfloat16)
         for group in (0, 128):
             rounding = Rounding(codes, group)
-            rounded = round_rows(x, rounding)
             values, locks = torch.zeros(256, 32768, dtype=kind), torch.zeros(16, dtype=torch.int32)
             for group_rows in (1, 128):
                 scales = torch.zeros(256 if group else 1, 256 // group_rows)
                 weight = EightBitWeight(values, scales, locks, group, group_rows, rounding)
+                rounded = weight.rounded(x)
                 eight_bit_dot(rounded, weight, None, EightBitCut(64, 8, 128, 4, 4, 4))
                 eight_bit_dot(rounded, weight, x[0, :256], EightBitCut(128, 128, 128, 1, 8, 4))
+        for rounding in (Rounding(codes), Rounding(codes, 128)):
+            activate_round(torch.zeros(3, 2 * 14336, dtype=torch.bfloat16), "silu", None, 0.0, rounding)
+            activate_round(torch.zeros(3, 2 * 256, dtype=torch.bfloat16), "gelu_tanh", 7.0, 1.0, rounding)
     for name in ("fp8", "fp8_block", "int8"):
         note_experts(name)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hardpoint_cuda import flash_infer
 from hardpoint_cuda.flash_infer import FlashInferAttention, FlashPlan, FlashPlanner, backend_for
+from hardpoint_torch_gpu.measured import Measurements, Way
 
 from hardpoint_platforms.batch import AttentionBatch
 from hardpoint_platforms.binding import ask
@@ -84,10 +85,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return state
 
 
-def provider(*, compile: bool = False) -> FlashInferAttention:
-    return FlashInferAttention(
-        FlashPlanner(ReferenceDevice().upload, torch.device("cpu"), "fa2"), "fa2", compile=compile
-    )
+def provider(*, compile: bool = False, measurements: Measurements | None = None) -> FlashInferAttention:
+    planner = FlashPlanner(ReferenceDevice().upload, torch.device("cpu"), "fa2")
+    return FlashInferAttention(planner, "fa2", measurements or Measurements(), compile=compile)
 
 
 @pytest.mark.parametrize("case", SAMPLES, ids=[case.instance.where for case in SAMPLES])
@@ -130,6 +130,33 @@ def test_the_samples_reach_it(installed: SimpleNamespace) -> None:
         if ask(CONTRACTS["attention"], provider(), case.instance):
             run(provider(), case)
     assert Wrapper.made > before
+
+
+@pytest.mark.parametrize("slow", ["flashinfer", "triton"])
+def test_prompts_go_to_the_kernel_that_was_measured_faster(
+    installed: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    """Both are tried on the same prompts; the trial is small here, the interpreter is slow."""
+    monkeypatch.setattr(flash_infer.Trial, "_TOKENS", 16)
+    seconds: list[int] = []
+
+    def timer(way: Way) -> float:
+        before = Wrapper.made
+        way()
+        flash = Wrapper.made > before
+        seconds.append(flash)
+        return 2e-5 if flash is (slow == "flashinfer") else 1e-5
+
+    case = next(case for case in SAMPLES if case.instance.where == "prefill")
+    ours = provider(measurements=Measurements(None, timer))
+    with torch.inference_mode():
+        ours.build(case.instance)
+        assert seconds == [True, False]
+        before = Wrapper.made
+        found, wanted = run(ours, case), run(REFERENCE["attention"], case)
+    assert (Wrapper.made > before) is (slow == "triton")
+    assert len(seconds) == 2
+    torch.testing.assert_close(found[0], wanted[0], atol=4e-3, rtol=4e-3)
 
 
 def test_a_kernel_that_is_not_compiled_is_refused_with_what_to_do(installed: SimpleNamespace, monkeypatch: Any) -> None:

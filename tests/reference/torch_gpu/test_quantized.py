@@ -92,7 +92,8 @@ def packed(weight: QuantTensor, dtype: torch.dtype) -> tuple[packing.QuantWeight
 @pytest.mark.parametrize("tokens", [1, 3, 17, 40])
 @pytest.mark.parametrize("name", ALL)
 def test_every_scheme_with_any_number_of_rows(name: str, tokens: int) -> None:
-    weight = make(ALL[name], 35, columns_of(ALL[name]))
+    rows = 150 if tokens == 40 else 35  # enough for large tiles on this host's one processor
+    weight = make(ALL[name], rows, columns_of(ALL[name]))
     one = linear(weight, torch.float16, tokens, bias=tokens != 3)
     assert "stays packed" in TorchLinear().supports(one.instance).reason
     found = run(TorchLinear(), one)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hardpoint_torch_gpu.dense import product
+from hardpoint_torch_gpu.few_rows import FewRows
 from hardpoint_torch_gpu.kernels import skinny as kernels
 from hardpoint_torch_gpu.kernels.skinny import MOST, skinny
 
@@ -42,12 +42,13 @@ def test_columns_are_split_and_locks_end_at_zero(monkeypatch: pytest.MonkeyPatch
 def test_which_products_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     real = kernels.skinny
-    monkeypatch.setattr("hardpoint_torch_gpu.dense.skinny", lambda x, w, b: taken.append(len(x)) or real(x, w, b))
+    monkeypatch.setattr("hardpoint_torch_gpu.few_rows.skinny", lambda x, w, b: taken.append(len(x)) or real(x, w, b))
     w = _made(32, 48, seed=6)
+    few = FewRows()
     for shape in ((0, 48), (1, 48), (2, 48), (3, 5, 48), (MOST, 48), (MOST + 1, 48)):
         x = _made(*shape, seed=7)
-        _close(product(x, w, None), x, w, None)
+        _close(few.product(x, w, None), x, w, None)
     narrow = _made(4, 96, seed=8)[:, ::2]
-    _close(product(narrow, w, None), narrow, w, None)
-    product(torch.randn(2, 48), w.float(), None)
+    _close(few.product(narrow, w, None), narrow, w, None)
+    few.product(torch.randn(2, 48), w.float(), None)
     assert taken == [2, 15, MOST, 4]

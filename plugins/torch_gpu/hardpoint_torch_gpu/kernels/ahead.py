@@ -12,7 +12,11 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # a Triton built without NVIDIA's part, where no kernel comes to call them
+    gdc_launch_dependents = gdc_wait = None
 
 #: Lowest compute capability that has it.
 _HOPPER = (9, 0)

@@ -6,7 +6,7 @@ is the left operand, as in `quant_gemm`: a program makes [BLOCK_N, BLOCK_M] of y
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ import triton.language as tl
 from hardpoint_platforms.quant import Rounding
 from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
 from hardpoint_torch_gpu.kernels.quant_codes import finish
-from hardpoint_torch_gpu.kernels.round_input import Rounded
+from hardpoint_torch_gpu.kernels.round_input import Rounded, round_rows
+from hardpoint_torch_gpu.limits import limits_of
 
 #: Fewest rows of w per tile that shares its columns among programs.
 LEAST_ROWS = 16
@@ -47,7 +48,7 @@ class EightBitWeight:
     """A weight [rows, columns] whose products are of 8-bit numbers.
 
     Attributes:
-        values: int8 or float8_e4m3fn [rows, columns].
+        values: int8, float8_e4m3fn or float8_e4m3fnuz [rows, columns].
         scales: float32 [groups, ceil(rows / group_rows)].
         locks: int32 [ceil(rows / LEAST_ROWS)], 0.
         group: columns per scale, 0 for all.
@@ -71,6 +72,19 @@ class EightBitWeight:
     def whole(self) -> bool:
         """One scale per row of w and of x: the sums are scaled, not their parts."""
         return not (self.group or self.rounding.group)
+
+    def rounded(self, x: torch.Tensor) -> Rounded:
+        """x float [M, columns], contiguous, on the grid that its rounding asks for."""
+        return self.alike(round_rows(x, self.rounding))
+
+    def alike(self, rounded: Rounded) -> Rounded:
+        """A rounded input in the kind of this weight's numbers.
+
+        For weights of e4m3fnuz the codes are read as that: numbers half as large, for which the scales make up.
+        """
+        if self.values.dtype is not torch.float8_e4m3fnuz:
+            return rounded
+        return replace(rounded, codes=rounded.codes.view(torch.float8_e4m3fnuz))
 
     @property
     def switches(self) -> dict[str, Any]:
@@ -186,19 +200,22 @@ def _eight_bit_dot(
     finish(sums, bias, y, mask, parts, tl.num_programs(0) * area, locks_ptr + tile, split, tl.num_programs(1), SHARED)
 
 
-def repeats(tokens: int, warps: int) -> int:
-    """REPEAT for a tile of so many rows of x."""
-    return max(32 * warps // tokens, 1)
+def repeats(tokens: int, threads: int) -> int:
+    """REPEAT for a tile of so many rows of x in a program of so many threads."""
+    return max(threads // tokens, 1)
 
 
 def eight_bit_dot(x: Rounded, weight: EightBitWeight, bias: torch.Tensor | None, cut: EightBitCut) -> torch.Tensor:
     """x [M, K], M > 0 -> [M, rows] of the dtype that x had. Sums of whole rows of integers are exact, others float32.
 
-    Only where x fits in one tile are `cut.splits` made. The columns of a step divide the columns per scale.
+    Only where x fits in one tile are `cut.splits` made; of the stages there are as many as fit. The columns of a step
+    divide the columns per scale.
     """
     (tokens, columns), rows = x.codes.shape, weight.rows
     y = torch.empty((tokens, rows), dtype=x.dtype, device=x.codes.device)
     tiles_n, tiles_m = triton.cdiv(rows, cut.rows), triton.cdiv(tokens, cut.tokens)
+    limits = limits_of(y.device)
+    stages = limits.stages(cut.stages, (cut.rows + cut.tokens) * cut.columns)
     total = triton.cdiv(columns, cut.columns)
     steps = triton.cdiv(total, cut.splits if tiles_m == 1 else 1)
     splits = triton.cdiv(total, steps)
@@ -209,7 +226,7 @@ def eight_bit_dot(x: Rounded, weight: EightBitWeight, bias: torch.Tensor | None,
         weight.values, weight.scales, x.codes, x.scales, y if bias is None else bias, y, parts, weight.locks,
         rows, columns, tokens, weight.scales.shape[1], tiles_m, steps,
         **weight.switches, BIAS=bias is not None, EVEN=columns % cut.columns == 0, SHARED=splits > 1,
-        UNIFORM=weight.group_rows % cut.rows == 0, REPEAT=repeats(cut.tokens, cut.warps), BLOCK_N=cut.rows,
-        BLOCK_M=cut.tokens, BLOCK_K=cut.columns, STAGES=cut.stages, num_warps=cut.warps, **ahead(y),
+        UNIFORM=weight.group_rows % cut.rows == 0, REPEAT=repeats(cut.tokens, cut.warps * limits.wave),
+        BLOCK_N=cut.rows, BLOCK_M=cut.tokens, BLOCK_K=cut.columns, STAGES=stages, num_warps=cut.warps, **ahead(y),
     )  # fmt: skip
     return y

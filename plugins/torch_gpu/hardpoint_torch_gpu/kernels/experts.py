@@ -19,6 +19,7 @@ from hardpoint_torch_gpu.kernels.eight_bit_gemm import EightBitWeight, added, em
 from hardpoint_torch_gpu.kernels.quant_codes import codes
 from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight, decoded, read_words
 from hardpoint_torch_gpu.kernels.round_input import Rounded
+from hardpoint_torch_gpu.limits import limits_of
 
 #: Slots that a program of `_route` looks at in a turn, where there are few and where there are many.
 _FEW, _MANY = 512, 4096
@@ -307,6 +308,10 @@ def grouped(
     y = torch.empty((slots, rows), dtype=x.dtype, device=codes_x.device)
     tiles_n = triton.cdiv(rows * (2 if epilogue.gated else 1), cut.rows)
     numbers, sizes, switches = _operand(weight, y)
+    limits = limits_of(y.device)
+    quantized = isinstance(weight, QuantWeight)
+    step = limits.columns(cut.rows, cut.columns, codes_x.itemsize) if quantized else cut.columns
+    stages = limits.stages(cut.stages, int(step * (cut.rows * _width(weight) + cut.tokens * codes_x.itemsize)))
     _grouped[(tiles_n * routing.tiles.shape[0],)](
         codes_x, x.scales if isinstance(x, Rounded) else y, *numbers, y if bias is None else bias, routing.share,
         routing.order, routing.tiles, y, rows, columns, x_rows, routing.top_k, tiles_n, *sizes,
@@ -314,11 +319,18 @@ def grouped(
         GATED=epilogue.gated, INTERLEAVED=epilogue.interleaved,
         KIND=0 if epilogue.kind is None else KINDS[epilogue.kind].value, ACTIVATE=epilogue.kind is not None,
         LIMIT=epilogue.limit is not None, BIAS=bias is not None, EARLY=epilogue.early, LATE=epilogue.late,
-        REPEAT=repeats(routing.tokens, cut.warps), GATHER=gather, EVEN=columns % cut.columns == 0,
-        BLOCK_N=cut.rows, BLOCK_M=routing.tokens, BLOCK_K=cut.columns, STAGES=cut.stages, num_warps=cut.warps,
+        REPEAT=repeats(routing.tokens, cut.warps * limits.wave), GATHER=gather, EVEN=columns % step == 0,
+        BLOCK_N=cut.rows, BLOCK_M=routing.tokens, BLOCK_K=step, STAGES=stages, num_warps=cut.warps,
         **ahead(y),
     )  # fmt: skip
     return y
+
+
+def _width(weight: torch.Tensor | QuantWeight | EightBitWeight) -> float:
+    """Bytes of one of its numbers."""
+    if isinstance(weight, torch.Tensor):
+        return weight.itemsize
+    return 0.5 if isinstance(weight, QuantWeight) and not weight.bytes else 1.0
 
 
 def _operand(

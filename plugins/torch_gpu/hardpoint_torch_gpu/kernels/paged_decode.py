@@ -12,6 +12,7 @@ import triton.language as tl
 
 from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
 from hardpoint_torch_gpu.kernels.softmax import LOG2E, fold, pages, scores, with_sink
+from hardpoint_torch_gpu.limits import Limits, limits_of
 from hardpoint_torch_gpu.plan import BLOCK, PART_FIELDS, GpuPlan
 from hardpoint_torch_gpu.rule import ScoreRule
 
@@ -20,6 +21,19 @@ from hardpoint_torch_gpu.rule import ScoreRule
 WARPS, STAGES, _JOINED = 2, 2, 2048
 #: Up to so many programs each reads keys in larger blocks, on more warps: so few do not keep memory busy otherwise.
 _FEW, _FEW_BLOCK, _FEW_WARPS = 1280, 64, 4
+#: Keys per step where those do not fit in shared memory.
+_SMALLEST = 16
+
+
+def shape_for(limits: Limits, few: bool, heads: int, widths: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Keys per step, warps, stages. `heads` share keys; a key and its value have `widths` numbers together."""
+    for block, warps in ((_FEW_BLOCK, _FEW_WARPS),) * few + ((BLOCK, WARPS),):
+        step = block * widths * dtype.itemsize
+        stages = limits.stages(STAGES, step)
+        held = limits.held(stages, step) + heads * block * dtype.itemsize
+        if held <= limits.shared_bytes and limits.eases(step // 2):
+            return block, warps, stages
+    return _SMALLEST, WARPS, limits.stages(STAGES, _SMALLEST * widths * dtype.itemsize)
 
 
 @triton.jit
@@ -191,13 +205,12 @@ class PagedDecode:
         table = plan.tables[group]
         # Steps that store here are recorded before serving, the others compile at their first use: these in one way.
         few = new is not None and parts * kv_heads <= _FEW
-        block, warps = (_FEW_BLOCK, _FEW_WARPS) if few else (BLOCK, WARPS)
         mixed = torch.empty((parts, heads, v_width), dtype=torch.float32, device=q.device)
         best, total = torch.empty((2, parts, heads), dtype=torch.float32, device=q.device)
-        wide = q.dtype == torch.float32
         k, v = new or (q, q)
-        v_pad = max(16, triton.next_power_of_2(v_width))
+        d_pad, v_pad = max(16, triton.next_power_of_2(width)), max(16, triton.next_power_of_2(v_width))
         shared_two = triton.next_power_of_2(shared)
+        block, warps, stages = shape_for(limits_of(q.device), few, max(16, shared_two), d_pad + v_pad, q.dtype)
         _decode[(parts, kv_heads)](
             q, k, v, keys, values, table, plan.lengths, plan.parts, rule.slopes(q.device),
             q if sinks is None else sinks, out, mixed, best, total, self._counters(q.device, parts * kv_heads),
@@ -205,11 +218,11 @@ class PagedDecode:
             v.stride(1), table.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), values.stride(0),
             values.stride(1), values.stride(2), HEADS=heads, SHARED=shared,
             SHARED_PAD=max(16, shared_two), SHARED_TWO=shared_two, D=width,
-            D_PAD=max(16, triton.next_power_of_2(width)), DV=v_width, DV_PAD=v_pad,
+            D_PAD=d_pad, DV=v_width, DV_PAD=v_pad,
             PAGE=plan.page_tokens, WINDOW=rule.window or 0, SOFTCAP=rule.softcap is not None,
             ALIBI=rule.alibi is not None, SINKS=sinks is not None, STORE=new is not None,
             JOIN=min(16, max(1, _JOINED // (shared_two * v_pad))), FIELDS=PART_FIELDS, BLOCK=block,
-            PRECISION="ieee" if wide else "tf32", num_warps=warps, num_stages=STAGES, **ahead(q),
+            PRECISION="ieee", num_warps=warps, num_stages=stages, **ahead(q),
         )  # fmt: skip
 
     def _counters(self, device: torch.device, count: int) -> torch.Tensor:

@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 from hardpoint_torch_gpu.kernels.softmax import LOG2E, fold, pages, scores, with_sink
+from hardpoint_torch_gpu.limits import Limits, limits_of
 from hardpoint_torch_gpu.plan import TILE, GpuPlan
 from hardpoint_torch_gpu.rule import ScoreRule
 
 #: Keys per step, warps, steps that are loaded ahead: of 9 shapes the fastest on an H200.
 BLOCK, WARPS, STAGES = 64, 8, 2
+#: Queries per program, keys per step, warps where those do not fit in shared memory, or where heads are wide.
+_SMALLER = ((TILE, 32, WARPS), (64, 32, 4), (64, 16, 4), (32, 16, 4))
+#: For float32, multiplied number by number: of the largest tile the compiler makes a megabyte of code in half a minute.
+_FLOAT32: tuple[tuple[int, int, int], ...] = ((32, 16, 4),)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the kernel is cut: queries per program, a divisor of `TILE`; keys per step; warps; stages."""
+
+    queries: int
+    block: int
+    warps: int
+    stages: int
+
+
+def shape_for(limits: Limits, width: int, v_width: int, dtype: torch.dtype) -> Shape:
+    """The largest that fits; sizes of heads are powers of two."""
+    cuts = _FLOAT32
+    if dtype is not torch.float32:
+        cuts = _SMALLER if max(width, v_width) > 128 else ((TILE, BLOCK, WARPS), *_SMALLER)
+    steps = [block * (width + v_width) * dtype.itemsize for _, block, _ in cuts]
+    shapes = [Shape(*cut, limits.stages(STAGES, step)) for cut, step in zip(cuts, steps, strict=True)]
+    for shape, step in zip(shapes, steps, strict=True):
+        # Queries pass through shared memory before the loop, weights of keys beside the loop's keys and values.
+        queries, keys = shape.queries * dtype.itemsize, shape.block * max(width, v_width) * dtype.itemsize
+        held = max(queries * width, queries * shape.block + limits.held(shape.stages, step))
+        if held <= limits.shared_bytes and limits.eases(keys):
+            return shape
+    return shapes[-1]
 
 
 @triton.jit
@@ -60,11 +93,15 @@ def _prefill(
     out_ptr, scale, softcap, q_row, q_head, table_row, page_k, slot_k, head_k, page_v, slot_v, head_v,
     HEADS: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, DV: tl.constexpr,
     DV_PAD: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
-    SINKS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    SINKS: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tile, head = tl.program_id(0), tl.program_id(1)
+    tile, head = tl.program_id(0) // PARTS, tl.program_id(1)
     row, offset = tl.load(tile_rows_ptr + tile), tl.load(tile_firsts_ptr + tile)
     begin, end = tl.load(starts_ptr + row), tl.load(starts_ptr + row + 1)
+    if PARTS > 1:
+        offset += (tl.program_id(0) % PARTS) * TILE
+        if offset >= end - begin:
+            return
     length = tl.load(lengths_ptr + row)
     earliest = length - (end - begin) + offset
     kv_head = head // SHARED
@@ -130,16 +167,16 @@ def prefill(
         return
     _, heads, width = q.shape
     kv_heads, v_width = keys.shape[2], values.shape[-1]
-    wide = q.dtype == torch.float32
-    large = wide or max(width, v_width) > 128
+    d_pad, dv_pad = max(16, triton.next_power_of_2(width)), max(16, triton.next_power_of_2(v_width))
+    shape = shape_for(limits_of(q.device), d_pad, dv_pad, q.dtype)
+    parts = TILE // shape.queries
     table = plan.tables[group]
-    _prefill[(tiles, heads)](
+    _prefill[(tiles * parts, heads)](
         q, keys, values, table, plan.lengths, plan.starts, plan.tile_rows, plan.tile_firsts, rule.slopes(q.device),
         q if sinks is None else sinks, out, rule.scale, rule.softcap or 0.0, q.stride(0), q.stride(1), table.stride(0),
         keys.stride(0), keys.stride(1), keys.stride(2), values.stride(0), values.stride(1), values.stride(2),
-        HEADS=heads, SHARED=heads // kv_heads, D=width, D_PAD=max(16, triton.next_power_of_2(width)), DV=v_width,
-        DV_PAD=max(16, triton.next_power_of_2(v_width)), PAGE=plan.page_tokens, WINDOW=rule.window or 0,
-        SOFTCAP=rule.softcap is not None, ALIBI=rule.alibi is not None, SINKS=sinks is not None, TILE=TILE,
-        BLOCK=32 if large else BLOCK, PRECISION="ieee" if wide else "tf32", num_warps=WARPS,
-        num_stages=STAGES,
+        HEADS=heads, SHARED=heads // kv_heads, D=width, D_PAD=d_pad, DV=v_width, DV_PAD=dv_pad, PAGE=plan.page_tokens,
+        WINDOW=rule.window or 0, SOFTCAP=rule.softcap is not None, ALIBI=rule.alibi is not None,
+        SINKS=sinks is not None, PARTS=parts, TILE=shape.queries, BLOCK=shape.block, PRECISION="ieee",
+        num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip

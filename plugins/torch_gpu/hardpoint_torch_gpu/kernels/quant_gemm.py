@@ -14,6 +14,7 @@ import triton.language as tl
 
 from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
 from hardpoint_torch_gpu.kernels.quant_codes import codes, finish
+from hardpoint_torch_gpu.limits import limits_of
 
 #: Rows of a packed weight are padded to a multiple of this: no tile is higher.
 ROWS = 128
@@ -214,7 +215,12 @@ def quant_dot(
     y = torch.empty((tokens, weight.rows), dtype=dtype, device=x.device)
     planes, stride, _ = weight.values.shape
     tiles_n, tiles_m = triton.cdiv(weight.rows, tiles.rows), triton.cdiv(tokens, tiles.tokens)
-    total = triton.cdiv(columns, tiles.columns)
+    limits = limits_of(x.device)
+    piece = limits.columns(tiles.rows, tiles.piece, x.itemsize)
+    step = tiles.columns if piece == tiles.piece else piece
+    read = tiles.rows if weight.bytes else tiles.rows // 2
+    stages = limits.stages(tiles.stages, step * (read + tiles.tokens * x.itemsize))
+    total = triton.cdiv(columns, step)
     steps = triton.cdiv(total, tiles.splits if tiles_m == 1 else 1)
     splits = triton.cdiv(total, steps)
     parts = y
@@ -223,8 +229,8 @@ def quant_dot(
     _quant_dot[(tiles_n * tiles_m, splits)](
         weight.values, weight.scales, weight.offsets, weight.book, x, y if bias is None else bias, y, parts,
         weight.locks, weight.rows, columns, tokens, planes, weight.scales.shape[0], stride, tiles_m, steps,
-        **weight.switches, BIAS=bias is not None, EVEN=columns == splits * steps * tiles.columns,
-        LATE=tiles.late, SHARED=splits > 1, BLOCK_N=tiles.rows, BLOCK_M=tiles.tokens, BLOCK_K=tiles.columns,
-        PIECE=tiles.piece, STAGES=tiles.stages, num_warps=tiles.warps, **ahead(x),
+        **weight.switches, BIAS=bias is not None, EVEN=columns == splits * steps * step,
+        LATE=tiles.late, SHARED=splits > 1, BLOCK_N=tiles.rows, BLOCK_M=tiles.tokens, BLOCK_K=step,
+        PIECE=piece, STAGES=stages, num_warps=tiles.warps, **ahead(x),
     )  # fmt: skip
     return y

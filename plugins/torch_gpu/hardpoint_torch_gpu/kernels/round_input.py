@@ -37,7 +37,7 @@ class Rounded:
 
 
 @triton.jit
-def _nearest(ratio, INTEGER: tl.constexpr):
+def nearest(ratio, INTEGER: tl.constexpr):
     """The nearest int8, or float8 e4m3, still as float32; of two equally near the even one.
 
     Adding 1.5 * 2**23 units leaves no bit below a unit: of 1, or of what e4m3 has at that size (3 bits, 2**-9 or more).
@@ -53,7 +53,7 @@ def _nearest(ratio, INTEGER: tl.constexpr):
 
 
 @triton.jit
-def _largest(x):
+def largest(x):
     """Largest magnitude of each row, as the bits of a float32: in that order, infinity and NaN come last."""
     return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
 
@@ -70,24 +70,24 @@ def _round(
     there = (row < rows)[:, None]
     after_others(AHEAD)
     x = tl.load(x_ptr + start, mask=there & (column < size)[None, :], other=0.0).to(tl.float32)
-    top = _largest(x)
+    top = largest(x)
     if not ONCE:
         for first in range(BLOCK, size, BLOCK):
             inside = there & (first + column < size)[None, :]
-            top = tl.maximum(top, _largest(tl.load(x_ptr + start + first, mask=inside, other=0.0).to(tl.float32)))
+            top = tl.maximum(top, largest(tl.load(x_ptr + start + first, mask=inside, other=0.0).to(tl.float32)))
     top = top.to(tl.float32, bitcast=True)
     scale = tl.div_rn(top, tl.full((HEIGHT,), 127.0 if INTEGER else 448.0, tl.float32))
     divisor = tl.broadcast_to(tl.where(scale > 0, scale, 1.0)[:, None], (HEIGHT, BLOCK))
     tl.store(scales_ptr + row % groups * (rows // groups) + row // groups, scale, mask=row < rows)
     code = codes_ptr.dtype.element_ty
     if ONCE:
-        y = _nearest(tl.div_rn(x, divisor), INTEGER).to(code)
+        y = nearest(tl.div_rn(x, divisor), INTEGER).to(code)
         tl.store(codes_ptr + start, y, mask=there & (column < size)[None, :])
     else:
         for first in range(0, size, BLOCK):
             inside = there & (first + column < size)[None, :]
             x = tl.load(x_ptr + start + first, mask=inside, other=0.0).to(tl.float32)
-            tl.store(codes_ptr + start + first, _nearest(tl.div_rn(x, divisor), INTEGER).to(code), mask=inside)
+            tl.store(codes_ptr + start + first, nearest(tl.div_rn(x, divisor), INTEGER).to(code), mask=inside)
 
 
 def round_rows(x: torch.Tensor, rounding: Rounding) -> Rounded:

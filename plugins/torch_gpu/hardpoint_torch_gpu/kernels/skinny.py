@@ -14,6 +14,7 @@ import triton.language as tl
 
 from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
 from hardpoint_torch_gpu.kernels.quant_codes import finish
+from hardpoint_torch_gpu.limits import Limits, limits_of
 
 #: Most rows of x.
 MOST = 64
@@ -56,16 +57,22 @@ def _columns(pointers, inside, EVEN: tl.constexpr):
     return tl.load(pointers) if EVEN else tl.load(pointers, mask=inside, other=0.0)
 
 
-def _shape(rows: int, height: int) -> tuple[int, int]:
-    """Rows of w per program, and warps: of 9 shapes the fastest on an H200 for the layers of Llama 8B."""
-    return (128, 8) if rows > 16384 and height != 32 else (64, 4)
+def _shape(rows: int, height: int, limits: Limits) -> tuple[int, int, int]:
+    """Rows of w per program, warps, stages: of 9 shapes the fastest on an H200 for the layers of Llama 8B.
+
+    Elsewhere as many steps are loaded ahead as shared memory holds; large tiles only where two are.
+    """
+    large = limits.stages(_STAGES, (128 + height) * _COLUMNS * 2)
+    if rows > 16384 and height != 32 and large > 1:
+        return 128, 8, large
+    return 64, 4, limits.stages(_STAGES, (64 + height) * _COLUMNS * 2)
 
 
 def skinny(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x [M, K] of up to MOST rows, contiguous, w [N, K], bias [N] -> [M, N] of x's dtype, float16 or bfloat16."""
     (tokens, columns), rows = x.shape, w.shape[0]
     height = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
-    block_n, warps = _shape(rows, height)
+    block_n, warps, stages = _shape(rows, height, limits_of(x.device))
     tiles, total = triton.cdiv(rows, block_n), triton.cdiv(columns, _COLUMNS)
     wanted = min(max(round(processors(x.device) / tiles), 1), max(total // 4, 1))
     steps = triton.cdiv(total, wanted)
@@ -77,19 +84,9 @@ def skinny(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch
     _skinny[(tiles, splits)](
         x, w, w if bias is None else bias, y, parts, _locks(x.device), rows, columns, tokens, steps,
         BIAS=bias is not None, SHARED=splits > 1, EVEN=columns == splits * steps * _COLUMNS, BLOCK_N=block_n,
-        BLOCK_M=height, BLOCK_K=_COLUMNS, STAGES=_stages(x.device, block_n + height), num_warps=warps, **ahead(x),
+        BLOCK_M=height, BLOCK_K=_COLUMNS, STAGES=stages, num_warps=warps, **ahead(x),
     )  # fmt: skip
     return y
-
-
-@cache
-def _stages(device: torch.device, rows: int) -> int:
-    """Steps loaded ahead of `rows` rows of both operands: as many as shared memory holds."""
-    if device.type != "cuda":
-        return 1
-    properties = torch.cuda.get_device_properties(device)
-    held: int = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
-    return max(min(_STAGES, held // (rows * _COLUMNS * 2)), 1)
 
 
 @cache

@@ -18,11 +18,11 @@ FILES := pyproject.toml requirements-dev.txt core/pyproject.toml platforms/pypro
 CODE  := core platforms plugins tests scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test sanitize lint format stats clean
+.PHONY: help setup serve test sanitize rocm-aot lint format stats clean
 
 help:  ## what you can make
 	@echo "Hardpoint"
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1	\2/' | expand -t 16
 	@echo "  Settings: PYTHON=$(PYTHON) MODEL=$(MODEL) JOBS=$(JOBS) TORCH_INDEX=$(TORCH_INDEX)"
 
 setup: $(STAMP)  ## create .venv and install everything into it (done once)
@@ -44,12 +44,15 @@ test: setup lint  ## lint, then every test, then `make sanitize`
 sanitize: setup  ## the CPU kernels' tests under AddressSanitizer and UBSan
 	@VENV="$(VENV)" .ci/sanitize -n $(JOBS)
 
+rocm-aot: setup  ## compile every Triton kernel for AMD GPUs, none of which is needed (some minutes)
+	@$(BIN)/python tests/reference/rocm/compile_gate.py gfx90a gfx942 gfx950 gfx1100 gfx1201
+
 lint: setup  ## ruff, mypy --strict and the import contracts
 	@echo "== lint"
 	@$(BIN)/ruff check --quiet $(CODE)
 	@$(BIN)/ruff format --check --quiet $(CODE) || { echo "not formatted: run 'make format'"; exit 1; }
 	@$(BIN)/mypy --no-error-summary
-	@PYTHONPATH=plugins/cuda $(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+	@PYTHONPATH=plugins/cuda:plugins/rocm $(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
 
 format:  ## rewrite the sources as the formatter wants them
 	@$(BIN)/ruff format $(CODE)

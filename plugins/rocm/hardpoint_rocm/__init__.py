@@ -1,0 +1,1 @@
+"""Hardpoint on AMD GPUs."""

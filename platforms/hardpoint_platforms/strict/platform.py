@@ -18,11 +18,11 @@ from hardpoint_platforms.errors import DeviceUnavailable
 from hardpoint_platforms.hookspecs import hookimpl
 from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.platform import Platform, ProbeResult
-from hardpoint_platforms.program import ProgramBuilder
+from hardpoint_platforms.program import ProgramBuilder, SamplingShape
 from hardpoint_platforms.state_cache import StateCache
 from hardpoint_platforms.strict.journal import Journal
 from hardpoint_platforms.strict.ledger import Ledger
-from hardpoint_platforms.strict.program import StrictBuilder
+from hardpoint_platforms.strict.program import SAMPLING_SHAPES, StrictBuilder
 from hardpoint_platforms.strict.providers import strict_providers
 from hardpoint_platforms.strict.state import StrictStateCache
 
@@ -55,8 +55,11 @@ class StrictDevice(Device):
     info = _INFO
     torch_device = torch.device("cpu")
 
-    def __init__(self, memory_bytes: int, trace: bool = True) -> None:
-        self._trace = trace
+    def __init__(
+        self, memory_bytes: int, trace: bool = True, shapes: tuple[SamplingShape, ...] = SAMPLING_SHAPES
+    ) -> None:
+        """trace: whether programs are traced; shapes: of sampling, each of them a program per size."""
+        self._trace, self._shapes = trace, shapes
         self._journal, self._ledger = Journal(), Ledger(str(_INFO), memory_bytes)
 
     def capabilities(self) -> Capabilities:
@@ -88,7 +91,7 @@ class StrictDevice(Device):
         return StrictStateCache(self, self._ledger)
 
     def programs(self) -> ProgramBuilder:
-        return StrictBuilder(_LIMITS, self._journal, self._ledger, self._trace)
+        return StrictBuilder(_LIMITS, self._journal, self._ledger, self._trace, self._shapes)
 
 
 class StrictPlatform(Platform):
@@ -100,7 +103,8 @@ class StrictPlatform(Platform):
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
         if index != 0:
             raise DeviceUnavailable(f"there is no strict:{index}, only strict:0")
-        return StrictDevice(int(options["memory_mib"]) << 20, bool(options.get("trace", True)))
+        shapes = SAMPLING_SHAPES if options.get("shapes", "each") == "each" else SAMPLING_SHAPES[-1:]
+        return StrictDevice(int(options["memory_mib"]) << 20, bool(options.get("trace", True)), shapes)
 
 
 @hookimpl

@@ -35,6 +35,8 @@ from hardpoint_platforms.strict.watch import Watch
 
 #: Tokens of the smallest prefill, and how much larger each next size is, of prefills and of decodes.
 PREFILL_START, STEP = 16, 4
+#: Each serves whatever those before it do.
+SAMPLING_SHAPES = (SamplingShape.GREEDY, SamplingShape.DRAW, SamplingShape.FULL)
 #: Where tensors seem to lie while a step is traced: a type that no build has, so that nothing of it runs by accident.
 TRACED = torch.device("lazy", 0)
 
@@ -124,10 +126,17 @@ class StrictProgram(Program):
 
 
 class StrictBuilder(ProgramBuilder):
-    """Prefill buckets of one request and decode buckets of one token each, in every sampling shape."""
+    """Prefill buckets of one request and decode buckets of one token each, in every shape of sampling."""
 
-    def __init__(self, limits: BatchLimits, journal: Journal, ledger: Ledger, trace: bool = True) -> None:
-        self._limits, self._journal, self._ledger = limits, journal, ledger
+    def __init__(
+        self,
+        limits: BatchLimits,
+        journal: Journal,
+        ledger: Ledger,
+        trace: bool = True,
+        shapes: tuple[SamplingShape, ...] = SAMPLING_SHAPES,
+    ) -> None:
+        self._limits, self._journal, self._ledger, self._shapes = limits, journal, ledger, shapes
         self._sealed = False
         self._traced: set[tuple[int, bool, int]] | None = set() if trace else None
 
@@ -136,8 +145,7 @@ class StrictBuilder(ProgramBuilder):
         max_tokens = min(max_tokens, self._limits.max_tokens or max_tokens)
         sizes = [(tokens, 1, 0) for tokens in _sizes(PREFILL_START, max_tokens)]
         sizes += [(count, count, 1) for count in _sizes(1, rows)]
-        shapes = (SamplingShape.GREEDY, SamplingShape.DRAW, SamplingShape.FULL)
-        return tuple(Bucket(*size, shape) for size in sorted(sizes) for shape in shapes)
+        return tuple(Bucket(*size, shape) for size in sorted(sizes) for shape in self._shapes)
 
     def build(self, step: StepFunction, bucket: Bucket) -> Program:
         if self._sealed:

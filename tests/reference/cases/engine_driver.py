@@ -90,7 +90,8 @@ def engine_config(
     exact = "exact" if "cpu" in device else None
     options: dict[str, Any] = {}
     if device == "strict":
-        options["trace"] = folder not in _TRACED
+        first = folder not in _TRACED  # of its model: each further engine would build and trace the same once more
+        options.update(trace=first, shapes="each" if first else "full")
         _TRACED.add(folder)
         budget = None if budget is None else max(budget, 16)  # its smallest chunk
     return EngineConfig(

@@ -12,6 +12,7 @@ from hardpoint_torch_gpu.kernels.mla_prefill import mla_prefill
 from hardpoint_torch_gpu.plan import GpuPlan
 from hardpoint_torch_gpu.quantized import tiling
 from hardpoint_torch_gpu.rule import ScoreRule
+from launches import note_adapters
 
 from hardpoint_platforms.quant import Codes, Rounding
 
@@ -27,6 +28,7 @@ def note_largest(float8: torch.dtype) -> None:
                          (torch.float32, 256)):  # fmt: skip
         _attention(dtype, width)
     _latents()
+    note_adapters()
     for rows in (_SIDE, _MANY):
         w = torch.empty(rows, _SIDE, dtype=torch.bfloat16)
         for tokens in (1, 16, 32, 64):

@@ -12,8 +12,10 @@ from hardpoint_torch_gpu.experts import TritonExperts
 from hardpoint_torch_gpu.few_rows import FewRows
 from hardpoint_torch_gpu.kernels.activate_round import activate_round
 from hardpoint_torch_gpu.kernels.eight_bit_gemm import EightBitCut, EightBitWeight, eight_bit_dot
+from hardpoint_torch_gpu.kernels.lora import add_adapters
 from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight, Tiles, dequantize, gather, quant_dot
 from hardpoint_torch_gpu.kernels.quant_gemv import quant_gemv, takes
+from hardpoint_torch_gpu.kernels.route import Choosing, choose
 from hardpoint_torch_gpu.latent_plan import LatentPlanner
 from hardpoint_torch_gpu.leaves import mapped
 from hardpoint_torch_gpu.mla import TritonMla
@@ -31,6 +33,8 @@ def note_products() -> None:
     """A GEMV with and without a bias; products with quantized weights, cut in every way; layers with a state."""
     note_latents()
     note_mixers()
+    note_choices()
+    note_adapters()
     x, w = torch.zeros(1, 4096, dtype=torch.bfloat16), torch.zeros(64, 4096, dtype=torch.bfloat16)
     FewRows().product(x, w, None)
     FewRows().product(x, w, torch.zeros(64, dtype=torch.bfloat16))
@@ -65,6 +69,27 @@ def note_mixers() -> None:
                 return *given, mapped(state, torch.Tensor.bfloat16), batch
 
             run(provider, replace(case, make=narrow))
+
+
+def note_choices() -> None:
+    """Experts as chosen by DeepSeek-V3 and V2, Qwen3-Next and gpt-oss, from logits of either width."""
+    bias = torch.zeros(256)
+    for dtype in (torch.float32, torch.bfloat16):
+        for how in (
+            Choosing(256, 8, False, groups=8, top_groups=4, best_two=True, renormalize=True, scale=2.5),
+            Choosing(160, 6, True, groups=8, top_groups=3, scale=16.0),
+            Choosing(512, 10, True, renormalize=True),
+            Choosing(32, 4, True, late=True),
+        ):
+            choose(torch.zeros(32, how.experts, dtype=dtype), bias if how.best_two else None, how)
+
+
+def note_adapters() -> None:
+    """Adapters of a layer of 4096 columns, for decodes and for prompts."""
+    for tokens, rank in itertools.product((32, 2048), (16, 64)):
+        x, slots = torch.zeros(tokens, 4096, dtype=torch.bfloat16), torch.zeros(tokens, dtype=torch.int64)
+        a, b = torch.zeros(2, rank, 4096, dtype=x.dtype), torch.zeros(2, 4096, rank, dtype=x.dtype)
+        add_adapters(x.clone(), x, slots, a, b)
 
 
 def note_eight_bits(float8: torch.dtype = torch.float8_e4m3fn) -> None:

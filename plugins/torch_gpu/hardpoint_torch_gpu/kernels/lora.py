@@ -16,7 +16,7 @@ import triton.language as tl
 
 from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
 from hardpoint_torch_gpu.kernels.sample_pieces import BEYOND
-from hardpoint_torch_gpu.limits import limits_of
+from hardpoint_torch_gpu.limits import Limits, limits_of
 
 #: Tokens from which on blocks are large.
 _MANY = 128
@@ -46,12 +46,15 @@ class LoraCut:
     steps: int
 
 
-def cutting(tokens: int, columns: int, rank: int, itemsize: int) -> LoraCut:
+def cutting(tokens: int, columns: int, rank: int, itemsize: int, limits: Limits) -> LoraCut:
     """For x of [tokens, columns] with numbers of `itemsize` bytes and adapters of `rank`."""
-    narrow = itemsize == 2  # other products go through no tensor cores and fill the registers
-    height, rows = (16, 64) if tokens <= _MANY else (64, 128) if narrow else (32, 64)
-    ranks = min(max(int(triton.next_power_of_2(rank)), 16), _RANKS if narrow else _RANKS // 2)
-    step = 128 if narrow else 32
+    narrow, many = itemsize == 2, tokens > _MANY
+    ranks = min(max(int(triton.next_power_of_2(rank)), 16), _RANKS)
+    height, rows, step = (64, 128, 128) if many else (16, 64, 128)
+    if not narrow:  # products that no tensor core makes fill the registers
+        height, rows, ranks, step = min(height, 32), 64, min(ranks, 32), 32
+    elif many and not limits.eases(rows * ranks * itemsize):
+        height, rows, step = 32, 64, limits.columns(64, step, itemsize)
     blocks = triton.cdiv(tokens, height) * triton.cdiv(rank, ranks)
     wanted = max(min(_PROGRAMS // blocks, columns // _LEAST_COLUMNS), 1)
     steps = triton.cdiv(triton.cdiv(columns, step), wanted)
@@ -149,10 +152,11 @@ def add_adapters(y: torch.Tensor, x: torch.Tensor, slots: torch.Tensor, a: torch
     (tokens, columns), (adapters, rank, _), rows = x.shape, a.shape, b.shape[1]
     if not tokens or not rank:
         return
-    x, cut = x.contiguous(), cutting(tokens, columns, rank, x.itemsize)
+    limits = limits_of(x.device)
+    x, cut = x.contiguous(), cutting(tokens, columns, rank, x.itemsize, limits)
     blocks, tiles = triton.cdiv(tokens, cut.tokens), triton.cdiv(rank, cut.ranks)
     parts = torch.empty((cut.splits, tokens, rank), dtype=torch.float32, device=x.device)
-    stages = limits_of(x.device).stages(_STAGES, (cut.tokens + cut.ranks) * cut.columns * x.itemsize)
+    stages = limits.stages(_STAGES, (cut.tokens + cut.ranks) * cut.columns * x.itemsize)
     _shrink[(blocks, cut.splits, tiles)](
         x, slots, a, parts, tokens, columns, rank, adapters, cut.steps,
         EVEN=columns == cut.splits * cut.steps * cut.columns, BLOCK_M=cut.tokens, BLOCK_R=cut.ranks,

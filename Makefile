@@ -11,14 +11,18 @@ MODEL  ?= smollm2
 # Test processes; they share the cores.
 JOBS   ?= 2
 
+# JAX lives in an environment of its own, on top of that one.
+TPU_VENV ?= .venv-tpu
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.hardpoint-setup
 FILES := pyproject.toml requirements-dev.txt core/pyproject.toml platforms/pyproject.toml plugins/cpu/pyproject.toml \
          plugins/torch_gpu/pyproject.toml
+TPU_STAMP := $(TPU_VENV)/.hardpoint-setup
 CODE  := core platforms plugins tests scripts
+TPU_TESTS := tests/reference/tpu tests/server/test_tpu_device.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test sanitize rocm-aot lint format stats clean
+.PHONY: help setup serve test test-tpu sanitize rocm-aot tpu-aot lint format stats clean
 
 help:  ## what you can make
 	@echo "Hardpoint"
@@ -36,13 +40,25 @@ serve: setup  ## pull the default model if needed and serve it on http://127.0.0
 	@exec $(BIN)/hardpoint serve $(MODEL)
 
 # In the order of folders: the long files are few tests each, and would all come last.
-test: setup lint  ## lint, then every test, then `make sanitize`
+test: setup lint  ## lint, then every test, `make test-tpu` and `make sanitize`
 	@echo "== tests ($(JOBS) processes)"
 	@$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600 --durations 8
-	@$(MAKE) --no-print-directory sanitize
+	@$(MAKE) --no-print-directory test-tpu sanitize
+
+test-tpu: $(TPU_STAMP)  ## hardpoint-tpu on the processor, and its programs compiled for TPUs, of which none is needed
+	@echo "== tests of hardpoint-tpu"
+	@JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --timeout 600 --durations 8 $(TPU_TESTS)
+
+$(TPU_STAMP): $(STAMP) .ci/install-tpu plugins/tpu/pyproject.toml
+	@VENV="$(VENV)" TPU_VENV="$(TPU_VENV)" .ci/install-tpu
+	@touch $@
 
 sanitize: setup  ## the CPU kernels' tests under AddressSanitizer and UBSan
 	@VENV="$(VENV)" .ci/sanitize -n $(JOBS)
+
+tpu-aot: $(TPU_STAMP)  ## compile hardpoint-tpu's programs for three kinds of TPU, none of which is needed
+	@HARDPOINT_TPU_TARGETS="v5e:2x2 v6e:2x2 tpu7x:2x2x1" JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest \
+		tests/reference/tpu/test_ahead_of_time.py
 
 rocm-aot: setup  ## compile every Triton kernel for AMD GPUs, none of which is needed (some minutes)
 	@$(BIN)/python tests/reference/rocm/compile_gate.py gfx90a gfx942 gfx950 gfx1100 gfx1201
@@ -52,7 +68,7 @@ lint: setup  ## ruff, mypy --strict and the import contracts
 	@$(BIN)/ruff check --quiet $(CODE)
 	@$(BIN)/ruff format --check --quiet $(CODE) || { echo "not formatted: run 'make format'"; exit 1; }
 	@$(BIN)/mypy --no-error-summary
-	@PYTHONPATH=plugins/cuda:plugins/rocm $(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+	@PYTHONPATH=plugins/cuda:plugins/rocm:plugins/tpu $(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
 
 format:  ## rewrite the sources as the formatter wants them
 	@$(BIN)/ruff format $(CODE)
@@ -62,5 +78,5 @@ stats: setup  ## lines of plugin code per part and level; vendor words in neutra
 	@$(BIN)/python tests/architecture/stats.py
 
 clean:  ## remove .venv and everything that was built (pulled models stay)
-	@rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache build dist
+	@rm -rf $(VENV) $(TPU_VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache build dist
 	@find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} + -o -name '*.egg-info' -type d -prune -exec rm -rf {} +

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -130,6 +131,18 @@ class Device(ABC):
     def programs(self) -> ProgramBuilder:
         """Builds steps."""
         return EagerBuilder()
+
+    def routine(self, body: Callable[..., Any], replaces: Sequence[int] = ()) -> Callable[..., Any]:
+        """A function of device tensors that runs between steps: the token table, penalties, scores of prompts.
+
+        body: ordinary PyTorch over tensors and trees of them; whatever else it is given is static. It may write in
+            place into the arguments that `replaces` numbers, nothing else, and returns their new form; the caller
+            passes that on and never touches the old one.
+
+        On a device that compiles (`ExecutionMode.COMPILE`) the core calls it with the same shapes over and over, each
+        of them once before `ProgramBuilder.seal`. The default is `body` itself, op by op.
+        """
+        return body
 
     def ceilings(self) -> Ceilings | None:
         """Measure what this device can do at most, in well under a second; None where it cannot say.

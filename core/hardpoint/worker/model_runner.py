@@ -10,8 +10,9 @@ model that is cut over several devices waits where one hands its activations to 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ import torch
 from hardpoint.request.sampling import SamplingParams
 from hardpoint.scheduler.plan import NewSequence, RowLogprobs, StepPlan, StepResult
 from hardpoint.worker.batch_builder import HostBatch, build_host_batch
-from hardpoint.worker.prompt_scores import PromptScorer, with_chosen_first
+from hardpoint.worker.prompt_scores import PromptScorer, PromptScores, parts_of, row_logprobs
 from hardpoint.worker.sampling_batch import SamplingBatchBuilder
 from hardpoint.worker.sequence_table import SequenceTable
 from hardpoint.worker.stage import Stage, StageParts
@@ -55,7 +56,7 @@ class Flight:
 
     Attributes:
         sampled: places in the plan that draw; logprobs_wanted: top log-probabilities each asked, -1 for none.
-        results: the drawn ids, which rows were finite, and of log-probabilities the top ids, values and ranks, if any.
+        results: the drawn ids, which rows were finite, and log-probabilities, if any; rows of padding among them.
         prompt_scores: by place in the plan.
     """
 
@@ -63,7 +64,7 @@ class Flight:
     sampled: npt.NDArray[np.int64]
     logprobs_wanted: tuple[int, ...]
     results: Readback
-    prompt_scores: dict[int, Readback]
+    prompt_scores: dict[int, PromptScores]
     started: float
 
 
@@ -118,6 +119,7 @@ class ModelRunner:
                 page_tables=tuple(table.repeat(len(rows), 0) for table in page),
             )
 
+        self._table.rehearse()
         first = step(-4, (1, 0))
         self._table.enter(sequence(0))
         with torch.inference_mode():
@@ -154,7 +156,7 @@ class ModelRunner:
                 carried = tuple(stage.device.to_host(tensor) for tensor in outputs.carried)
             batch, outputs = self._run(self._last, plan, self._needs(plan), carried)
             scores = self._scorer.launch(plan, outputs.hidden)
-            results = self._device.read_back(_results(outputs, batch.num_sampled))
+            results = self._device.read_back(_results(outputs))
         sampled = batch.sampled[: batch.num_sampled]
         wanted = self._table.logprobs[plan.rows[sampled]]
         return Flight(plan, sampled, tuple(wanted.tolist()), results, scores, started)
@@ -162,12 +164,13 @@ class ModelRunner:
     def collect(self, flight: Flight) -> StepResult:
         """Wait for a launched step's results, and for nothing that was launched after it."""
         tokens = np.full(len(flight.plan.rows), -1, np.int64)
-        ids, finite, *logprobs = (tensor.numpy() for tensor in flight.results.wait())
+        count = len(flight.sampled)
+        ids, finite, *logprobs = (tensor.numpy()[:count] for tensor in flight.results.wait())
         tokens[flight.sampled] = ids
         return StepResult(
             step=flight.plan.step,
             tokens=tokens,
-            logprobs=_logprobs(flight, *logprobs) if logprobs else {},
+            logprobs=_logprobs(flight, ids, logprobs) if logprobs else {},
             prompt_logprobs=self._scorer.collect(flight.prompt_scores),
             bad_rows=tuple(flight.sampled[~finite].tolist()),
             seconds=time.perf_counter() - flight.started,
@@ -203,7 +206,7 @@ class ModelRunner:
         inputs, drawn_into = self._inputs(plan, batch, bucket, received)
         outputs = stage.run(bucket, inputs)
         if batch.num_sampled:
-            self._table.tokens.index_put_(drawn_into, outputs.sample.token_ids.to(torch.int32))
+            self._table.store(drawn_into, outputs.sample.token_ids)
         return batch, outputs
 
     def _blank(self, stage: Stage, plan: StepPlan, bucket: Bucket) -> StepInputs:
@@ -211,13 +214,19 @@ class ModelRunner:
         batch, blank = build_host_batch(plan, self._page_tokens, bucket, self._table_width), stage.blank(bucket.tokens)
         if stage is not self._last:
             return self._inner_inputs(stage, batch, blank)
-        return self._inputs(plan, batch, bucket, blank)[0]
+        inputs, drawn_into = self._inputs(plan, batch, bucket, blank)
+        if self._table.static:
+            # what runs beside the program has these shapes, too
+            self._table.store(drawn_into, inputs.logits_index)
+            if bucket.sampling is SamplingShape.FULL:
+                self._scorer.rehearse(bucket.tokens, stage.dtype)
+        return inputs
 
     def _inner_inputs(self, stage: Stage, batch: HostBatch, received: tuple[torch.Tensor, ...]) -> StepInputs:
         """Of a stage that draws nothing. Token ids come out of the table on the last stage's device."""
         host = [torch.from_numpy(array) for array in (batch.rows, batch.positions)]
         there = self._device.upload(host)
-        ids = self._device.to_host(self._table.tokens[there[0], there[1]].long())
+        ids = self._device.to_host(self._table.read(*there))
         ids, positions, index = stage.device.upload((ids, host[1], torch.zeros(0, dtype=torch.int64)))
         return StepInputs(ids, positions, stage.plans(batch.attention), index, stage.no_draws, carried=received)
 
@@ -235,7 +244,7 @@ class ModelRunner:
             [torch.from_numpy(array) for array in arrays]
         )
         inputs = StepInputs(
-            token_ids=self._table.tokens[rows, positions].long(),
+            token_ids=self._table.read(rows, positions),
             positions=positions,
             plans=self._last.plans(batch.attention),
             logits_index=index,
@@ -250,21 +259,16 @@ def _silent(phase: str, done: float) -> None:
     """Tells nobody."""
 
 
-def _results(outputs: StepOutputs, count: int) -> list[torch.Tensor]:
-    """What the host wants of a step of `count` draws."""
+def _results(outputs: StepOutputs) -> list[torch.Tensor]:
+    """What the host wants of a step, whole: parts of it would have shapes of their own."""
     sample = outputs.sample
-    results = [sample.token_ids[:count], outputs.finite[:count]]
-    if sample.logprobs is not None:
-        scores = with_chosen_first(sample.logprobs, sample.token_ids)
-        results += [scores.top_ids, scores.top, scores.rank]
-    return results
+    scores = () if sample.logprobs is None else parts_of(sample.token_ids, sample.logprobs)[1:]
+    return [sample.token_ids, outputs.finite, *scores]
 
 
-def _logprobs(
-    flight: Flight, ids: npt.NDArray[np.int64], values: npt.NDArray[np.float32], ranks: npt.NDArray[np.int64]
-) -> dict[int, RowLogprobs]:
+def _logprobs(flight: Flight, ids: npt.NDArray[np.int64], scores: Sequence[npt.NDArray[Any]]) -> dict[int, RowLogprobs]:
     return {
-        place: RowLogprobs(ids[i : i + 1, : 1 + wanted], values[i : i + 1, : 1 + wanted], ranks[i : i + 1])
+        place: row_logprobs([part[i : i + 1] for part in (ids, *scores)], wanted)
         for i, (place, wanted) in enumerate(zip(flight.sampled.tolist(), flight.logprobs_wanted, strict=True))
         if wanted >= 0
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -12,6 +15,18 @@ from hardpoint_platforms.device import Device
 from hardpoint_platforms.program import BIAS_ENTRIES, TOP_LOGPROBS, SamplingShape
 
 Int64s = npt.NDArray[np.int64]
+#: Bad words, and tokens before their last one, that are compared at once where shapes are fixed.
+_WORDS_AT_ONCE, _PREFIX_AT_ONCE = 32, 8
+
+
+@dataclass(frozen=True)
+class _Word:
+    """A bad word of one draw: which draw, its row, the place of its token, and the word's tokens."""
+
+    index: int
+    row: int
+    position: int
+    tokens: tuple[int, ...]
 
 
 class SamplingBatchBuilder:
@@ -20,6 +35,10 @@ class SamplingBatchBuilder:
     def __init__(self, device: Device, table: SequenceTable) -> None:
         self._device = device
         self._table = table
+        self._history = device.routine(_history)
+        self._matches = device.routine(_matches)
+        self._banned = device.routine(_banned)
+        self._every = self._put(np.ones(_WORDS_AT_ONCE, np.bool_))
         self._key: tuple[int, bytes] | None = None
         self._flags: tuple[bool, bool, bool, int | None] = (True, False, False, None)
         self._refresh(np.zeros(0, np.int64))
@@ -50,18 +69,18 @@ class SamplingBatchBuilder:
             self._refresh(rows)
             self._key = key
         greedy, filters, penalties, num_logprobs = self._flags
-        constrained = bool(table.bias or table.min_tokens or table.bad_words)
         full = shape is SamplingShape.FULL
+        constrained = bool(table.bias or table.min_tokens or table.bad_words) or full
         if shape in (SamplingShape.GREEDY, SamplingShape.DRAW):
             # What rows of padding, or rows that draw nothing yet, would want is left out.
             drawing = shape is SamplingShape.DRAW
             return SamplingInputs(*self._static, placed, all_greedy=not drawing, filters=drawing)
-        bias = self._bias(rows, positions) if constrained else None
+        size = len(rows) * BIAS_ENTRIES if full else None
         return SamplingInputs(
             *self._static,
             placed,
             penalties=self._penalties(rows, positions, whole=full) if penalties or full else None,
-            bias=self._padded_bias(bias, len(rows) * BIAS_ENTRIES) if full else bias,
+            bias=self._bias(rows, positions, size) if constrained else None,
             allowed=self._allowed(rows, always=full) if table.allowed or full else None,
             num_logprobs=TOP_LOGPROBS if full else num_logprobs,
             all_greedy=greedy and not full,
@@ -86,82 +105,88 @@ class SamplingBatchBuilder:
         table = self._table
         lengths = np.where(table.has_penalties[rows], positions, 0)
         longest = table.max_len if whole else int(lengths.max(initial=1))
-        history = table.tokens[self._put(rows)][:, :longest].long()
-        unused = torch.arange(longest, device=history.device) >= self._put(lengths)[:, None]
-        return Penalties(
-            history=history.masked_fill(unused, table.vocab_size),
-            prompt_lengths=self._put(table.prompt_lengths[rows]),
-            presence=self._put(table.presence[rows]),
-            frequency=self._put(table.frequency[rows]),
-            repetition=self._put(table.repetition[rows]),
+        fields = (table.prompt_lengths, table.presence, table.frequency, table.repetition)
+        there, used, *values = self._device.upload(
+            [torch.from_numpy(v) for v in (rows, lengths, *(f[rows] for f in fields))]
         )
+        return Penalties(self._history(table.tokens, there, used, longest, table.vocab_size), *values)
 
-    def _bias(self, rows: Int64s, positions: Int64s) -> LogitBias | None:
-        """Bias entries of the batch: logit_bias, the ends that min_tokens forbids, and bad words."""
+    def _bias(self, rows: Int64s, positions: Int64s, size: int | None) -> LogitBias | None:
+        """Bias entries of the batch: logit_bias, the ends that min_tokens forbids, and bad words.
+
+        size: entries to pad to, those added change nothing; None for as many as there are.
+        """
+        entries = list(self._entries(rows, positions))
+        words = self._words(rows, positions)
+        count = sum(len(ids) for _, ids, _ in entries) + len(words)
+        if not count and size is None:
+            return None
+        place, token = np.zeros(size or count, np.int64), np.zeros(size or count, np.int64)
+        value = np.zeros(size or count, np.float32)
+        start = 0
+        for index, ids, amounts in entries:
+            here = slice(start, start + len(ids))
+            place[here], token[here], value[here] = index, ids, amounts
+            start += len(ids)
+        for at, word in enumerate(words, start):
+            place[at], token[at] = word.index, word.tokens[-1]
+        there = LogitBias(*self._device.upload([torch.from_numpy(v) for v in (place, token, value)]))
+        if not words and not self._table.static:
+            return there
+        return replace(there, values=self._ban(there.values, words, start))
+
+    def _entries(self, rows: Int64s, positions: Int64s) -> Iterator[tuple[int, Int64s, npt.NDArray[np.float32]]]:
+        """(draw, tokens, amounts) of what the host alone decides."""
         table = self._table
-        places: list[Int64s] = []
-        tokens: list[Int64s] = []
-        values: list[npt.NDArray[np.float32]] = []
         for index, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
-            entries = []
             if row in table.bias:
-                entries.append(table.bias[row])
+                yield index, *table.bias[row]
             if row in table.min_tokens:
                 least, ends = table.min_tokens[row]
                 if position - int(table.prompt_lengths[row]) < least:
-                    entries.append((ends, np.full(len(ends), -np.inf, np.float32)))
-            for ids, amounts in entries:
-                places.append(np.full(len(ids), index, np.int64))
-                tokens.append(ids)
-                values.append(amounts)
-        banned = self._bad_words(rows, positions)
-        if not places and banned is None:
-            return None
-        fixed = LogitBias(
-            self._put(np.concatenate(places or [np.zeros(0, np.int64)])),
-            self._put(np.concatenate(tokens or [np.zeros(0, np.int64)])),
-            self._put(np.concatenate(values or [np.zeros(0, np.float32)])),
-        )
-        return fixed if banned is None else _joined(fixed, banned)
+                    yield index, ends, np.full(len(ends), -np.inf, np.float32)
 
-    def _padded_bias(self, bias: LogitBias | None, size: int) -> LogitBias:
-        """As many entries as a static step has; those that are added change nothing."""
-        count = 0 if bias is None else len(bias.rows)
-        nothing = LogitBias(
-            self._put(np.zeros(size - count, np.int64)),
-            self._put(np.zeros(size - count, np.int64)),
-            self._put(np.zeros(size - count, np.float32)),
-        )
-        return nothing if bias is None else _joined(bias, nothing)
-
-    def _bad_words(self, rows: Int64s, positions: Int64s) -> LogitBias | None:
-        """The last token of each bad word, banned where the sequence ends with the tokens before it.
-
-        The comparison runs on the device, since the host may not know the newest token yet.
-        """
+    def _words(self, rows: Int64s, positions: Int64s) -> list[_Word]:
+        """Bad words that the output is long enough to end with."""
         table = self._table
-        words = [
-            (index, row, position, word)
+        return [
+            _Word(index, row, position, word)
             for index, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True))
             for word in table.bad_words.get(row, ())
             if len(word) - 1 <= position - int(table.prompt_lengths[row])
         ]
-        if not words:
-            return None
-        width = max(len(word) for *_, word in words) - 1
-        prefix = np.full((len(words), width), -1, np.int64)
-        where = np.zeros((len(words), width), np.int64)
-        for i, (_, _, position, word) in enumerate(words):
-            before = len(word) - 1
-            prefix[i, :before] = word[:-1]
-            where[i, :before] = np.arange(position - before, position)
-        index_of, row_of = np.array([w[0] for w in words]), np.array([w[1] for w in words])
-        wanted = self._put(prefix)
-        seen = table.tokens[self._put(row_of)[:, None], self._put(where)].long()
-        match = ((seen == wanted) | (wanted < 0)).all(-1)
-        ban = torch.where(match, -torch.inf, 0.0).float()
-        last = np.array([w[3][-1] for w in words])
-        return LogitBias(self._put(index_of), self._put(last), ban)
+
+    def _ban(self, values: torch.Tensor, words: Sequence[_Word], first: int) -> torch.Tensor:
+        """`values` with the last token of each bad word banned where the sequence ends with the tokens before it.
+
+        first: place of the first word among the values. The comparison runs on the device, since the host may not know
+        the newest token yet; where shapes are fixed some words and some tokens of each at a time, and at least once.
+        """
+        static, width = self._table.static, max((len(word.tokens) for word in words), default=1) - 1
+        many, wide = (_WORDS_AT_ONCE, _PREFIX_AT_ONCE) if static else (len(words), max(width, 1))
+        for start in range(0, max(len(words), 1), many):
+            some = words[start : start + many]
+            match = self._every if static else self._put(np.ones(many, np.bool_))
+            for column in range(0, max(width, 1), wide):
+                match = self._matches(self._table.tokens, match, *self._columns(some, many, column, wide))
+            places = np.zeros(many, np.int64)
+            places[: len(some)] = np.arange(first + start, first + start + len(some))
+            values = self._banned(values, self._put(places), match)
+        return values
+
+    def _columns(self, words: Sequence[_Word], many: int, column: int, wide: int) -> tuple[torch.Tensor, ...]:
+        """Rows [many], places and wanted tokens [many, wide] of part of the words' prefixes. Padding never matches."""
+        prefix, where = np.full((many, wide), -1, np.int64), np.zeros((many, wide), np.int64)
+        prefix[len(words) :] = self._table.vocab_size
+        rows = np.zeros(many, np.int64)
+        for i, word in enumerate(words):
+            before = len(word.tokens) - 1
+            part = word.tokens[:-1][column : column + wide]
+            rows[i], prefix[i, : len(part)] = word.row, part
+            where[i, : len(part)] = np.arange(
+                word.position - before + column, word.position - before + column + len(part)
+            )
+        return self._device.upload([torch.from_numpy(v) for v in (rows, where, prefix)])
 
     def _allowed(self, rows: Int64s, always: bool) -> torch.Tensor | None:
         allowed = self._table.allowed
@@ -174,12 +199,27 @@ class SamplingBatchBuilder:
         return self._device.to_device(torch.from_numpy(values))
 
 
-def _joined(one: LogitBias, other: LogitBias) -> LogitBias:
-    return LogitBias(
-        torch.cat((one.rows, other.rows)),
-        torch.cat((one.tokens, other.tokens)),
-        torch.cat((one.values, other.values)),
-    )
+def _history(
+    tokens: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, longest: int, unused: int
+) -> torch.Tensor:
+    """int64 [R, longest]: the first `lengths` tokens of each row, then `unused`."""
+    history = tokens[rows][:, :longest].long()
+    behind = torch.arange(longest, device=history.device) >= lengths[:, None]
+    return history.masked_fill(behind, unused)
+
+
+def _matches(
+    tokens: torch.Tensor, so_far: torch.Tensor, rows: torch.Tensor, where: torch.Tensor, wanted: torch.Tensor
+) -> torch.Tensor:
+    """bool [K]: `so_far` and whether each row has the wanted tokens [K, W] where it says; below 0 any token will do."""
+    seen = tokens[rows[:, None], where].long()
+    return so_far & ((seen == wanted) | (wanted < 0)).all(-1)
+
+
+def _banned(values: torch.Tensor, places: torch.Tensor, match: torch.Tensor) -> torch.Tensor:
+    """`values` [N] with minus infinity added at those places [K] that match."""
+    ban = torch.where(match, -torch.inf, 0.0).to(values.dtype)
+    return values.index_put((places,), ban, accumulate=True)
 
 
 def no_draws(device: Device) -> SamplingInputs:

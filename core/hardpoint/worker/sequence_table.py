@@ -15,12 +15,15 @@ import torch
 
 from hardpoint.request.sampling import SamplingParams
 from hardpoint.scheduler.plan import NewSequence
+from hardpoint_platforms.capabilities import ExecutionMode
 from hardpoint_platforms.device import Device
 
 #: The range of a logit bias; what lies outside is clamped.
 MAX_BIAS = 100.0
 #: Temperatures and repetition penalties beyond this, or below its inverse, act as this: fp32 would overflow.
 MAX_FACTOR = 1e15
+#: Tokens of the smallest size that sequences are padded to where shapes are fixed.
+_SMALLEST = 64
 
 
 class SequenceTable:
@@ -30,8 +33,13 @@ class SequenceTable:
         self._device = device
         self.vocab_size = vocab_size
         self.max_len = max_len
-        #: int32 [rows, max_len + 1]; the last column takes draws that nobody wants.
+        #: int32 [rows, max_len + 1]; the last column takes draws that nobody wants. Routines replace it.
         self.tokens = device.zeros((rows, max_len + 1), torch.int32)
+        #: Whether what runs on the device has fixed shapes: what varies is padded.
+        self.static = device.capabilities().mode is ExecutionMode.COMPILE
+        self._enter_row = device.routine(_enter_row, replaces=(0,))
+        self._read = device.routine(_read)
+        self._store = device.routine(_store, replaces=(0,))
         self.params: list[SamplingParams | None] = [None] * rows
         self.prompt_lengths = np.zeros(rows, np.int64)
         self.temperature = np.zeros(rows, np.float32)
@@ -57,8 +65,7 @@ class SequenceTable:
     def enter(self, sequence: NewSequence) -> None:
         """Put a sequence into its row."""
         row, params = sequence.row, sequence.params
-        length = len(sequence.tokens)
-        self.tokens[row, :length] = self._device.to_device(torch.from_numpy(sequence.tokens))
+        self._enter_tokens(row, sequence.tokens)
         self.params[row] = params
         self.prompt_lengths[row] = sequence.prompt_length
         self.temperature[row] = 0.0 if params.greedy else min(params.temperature, MAX_FACTOR)
@@ -75,6 +82,33 @@ class SequenceTable:
         self.has_filters[row] = not params.greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
         self._enter_constraints(row, params)
         self.version += 1
+
+    def read(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Tokens int64 at these places, int64 of one shape on the device."""
+        return self._read(self.tokens, rows, positions)  # type: ignore[no-any-return]
+
+    def store(self, places: tuple[torch.Tensor, torch.Tensor], token_ids: torch.Tensor) -> None:
+        """Write int64 [R] drawn tokens to (rows, positions), int64 [R] each on the device."""
+        self.tokens = self._store(self.tokens, *places, token_ids)
+
+    def rehearse(self) -> None:
+        """Enter an empty row in every size that a sequence may be padded to: what compiles does so now."""
+        size = _SMALLEST if self.static else self.max_len + 1
+        while size < self.max_len + 1:
+            self._enter_tokens(0, np.zeros(size, np.int32))
+            size *= 2
+        self._enter_tokens(0, np.zeros(self.max_len + 1, np.int32))
+
+    def _enter_tokens(self, row: int, tokens: npt.NDArray[np.int32]) -> None:
+        if self.static:
+            size = _SMALLEST
+            while size < len(tokens):
+                size *= 2
+            padded = np.zeros(min(size, self.max_len + 1), np.int32)
+            padded[: len(tokens)] = tokens
+            tokens = padded
+        there = self._device.upload([torch.tensor([row]), torch.from_numpy(tokens)])
+        self.tokens = self._enter_row(self.tokens, *there)
 
     def release(self, row: int) -> None:
         """Empty a row."""
@@ -99,6 +133,20 @@ class SequenceTable:
             self.bad_words[row] = words
         if params.allowed_token_ids is not None:
             self.allowed[row] = bitmask(params.allowed_token_ids, self.vocab_size)
+
+
+def _enter_row(tokens: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The table with `values` [n] at the beginning of `row` [1]."""
+    at = torch.arange(values.shape[0], device=values.device)
+    return tokens.index_put_((row.expand(values.shape[0]), at), values)
+
+
+def _read(tokens: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    return tokens[rows, positions].long()
+
+
+def _store(tokens: torch.Tensor, rows: torch.Tensor, at: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    return tokens.index_put_((rows, at), token_ids.to(torch.int32))
 
 
 def bitmask(token_ids: tuple[int, ...], vocab_size: int) -> npt.NDArray[np.int32]:

@@ -1,0 +1,1 @@
+"""Pallas kernels: functions of JAX arrays, without PyTorch."""

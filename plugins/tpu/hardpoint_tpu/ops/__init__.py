@@ -1,0 +1,1 @@
+"""This plugin's own ops, where XLA needs another form than the reference's."""

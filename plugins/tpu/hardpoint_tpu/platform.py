@@ -1,0 +1,92 @@
+"""The platform `tpu`: finds TPU chips without touching them, and opens one through JAX.
+
+Where JAX_PLATFORMS=cpu is set it offers JAX's processor back end instead, for tests and for looking around: the same
+programs, compiled for the processor. That device says in its name that it is no TPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hardpoint_platforms.device import Device, DeviceInfo
+from hardpoint_platforms.errors import DeviceUnavailable
+from hardpoint_platforms.hookspecs import hookimpl
+from hardpoint_platforms.platform import Platform, ProbeResult
+from hardpoint_tpu.chips import find_chips
+
+NO_TPU = "XLA on the processor, no TPU"
+_INSTALL = "pip install 'jax==0.10.2' && pip install --no-deps 'torchax==0.0.13'"
+_INSTALL_TPU = "pip install 'libtpu==0.0.42.*'"
+
+
+class TpuPlatform(Platform):
+    """TPU chips of this host, or the processor in their place."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        """`root`: where /dev and /sys are, for tests."""
+        self._root = root
+
+    def probe(self) -> ProbeResult:
+        missing = [name for name in ("jax", "torchax") if find_spec(name) is None]
+        if missing:
+            return ProbeResult((), (f"{' and '.join(missing)} not installed: {_INSTALL}",))
+        if _wanted_backend() == "cpu":
+            return ProbeResult((DeviceInfo("tpu", 0, NO_TPU),))
+        chips, why = find_chips(self._root)
+        if not chips:
+            return ProbeResult((), (f"{why}; JAX_PLATFORMS=cpu tries the plugin on the processor",))
+        if find_spec("libtpu") is None:
+            return ProbeResult((), (f"{len(chips)} TPU chips, but no libtpu: {_INSTALL_TPU}",))
+        return ProbeResult(tuple(DeviceInfo("tpu", index, name) for index, name in enumerate(chips)))
+
+    def open(self, index: int, options: Mapping[str, Any]) -> Device:
+        found = self.probe()
+        info = next((device for device in found.devices if device.index == index), None)
+        if info is None:
+            reasons = "; ".join(found.reasons) or f"there are {len(found.devices)} devices"
+            raise DeviceUnavailable(f"there is no tpu:{index}: {reasons}", hint="`hardpoint doctor` lists them")
+        import jax
+
+        from hardpoint_tpu.device import TpuDevice
+
+        _keep_programs(options.get("cache"))
+        if info.name == NO_TPU:
+            # JAX may have been imported before JAX_PLATFORMS was set, and would wake every chip that it knows
+            jax.config.update("jax_platforms", "cpu")
+        try:
+            device = jax.devices("cpu" if info.name == NO_TPU else "tpu")[index]
+        except (RuntimeError, IndexError) as error:
+            told = str(error).partition("\n")[0]
+            raise DeviceUnavailable(
+                f"tpu:{index} ({info.name}) cannot be used: {told}",
+                hint="another process may hold the chip; libtpu must fit this jax",
+            ) from error
+        return TpuDevice(info, device, options)
+
+
+def _wanted_backend() -> str:
+    """The first back end that JAX_PLATFORMS names, empty where it names none."""
+    return os.environ.get("JAX_PLATFORMS", "").partition(",")[0].strip().lower()
+
+
+def _keep_programs(folder: str | None) -> None:
+    """Have JAX keep what it compiles on disk, so that the next start only traces."""
+    import jax
+
+    if folder == "off":
+        return
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = Path(folder).expanduser() if folder else home / "hardpoint" / "xla"
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@hookimpl
+def hardpoint_platform() -> Platform:
+    """Registered under the entry point `tpu`."""
+    return TpuPlatform()

@@ -1,0 +1,133 @@
+"""Steps compiled as a whole: one XLA program per bucket, the paged state donated and returned.
+
+prepare    trace the step's PyTorch into JAX, lower, compile (or take it from the cache on disk), run it once
+run        collect the step's arrays, call the executable, wrap what it returns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from hardpoint_platforms.capabilities import BatchLimits
+from hardpoint_platforms.errors import PlatformError
+from hardpoint_platforms.program import (
+    Bucket,
+    Program,
+    ProgramBuilder,
+    SamplingShape,
+    StepFunction,
+    StepInputs,
+    StepOutputs,
+    Weights,
+)
+from hardpoint_platforms.state_cache import State
+from hardpoint_tpu.runtime import Runtime
+from hardpoint_tpu.state import Pools, StateHandle, handle_of
+from hardpoint_tpu.trees import Form, flatten, gather, rebuild
+
+#: Tokens of the smallest program that takes prompts.
+PREFILL_START = 16
+#: Ways of sampling that have programs of their own; each serves those before it.
+SHAPES = (SamplingShape.GREEDY, SamplingShape.DRAW, SamplingShape.FULL)
+
+
+class UnplannedProgram(PlatformError):
+    """A program was built after serving began, or run before it was prepared."""
+
+
+class XlaProgram(Program):
+    """A step for one bucket."""
+
+    def __init__(self, step: StepFunction, bucket: Bucket, runtime: Runtime) -> None:
+        self._step, self._runtime = step, runtime
+        self._name = f"the program of {name_of(bucket)}"
+        self._compiled: Any = None
+        self._told: list[Form] = []
+        self._weights: tuple[Weights, list[Any]] | None = None
+
+    def prepare(self, inputs: StepInputs, state: State, weights: Weights) -> State:
+        """Compile it and run it once. Raises OutOfDeviceMemory where the program does not fit."""
+        if self._compiled is not None:
+            raise UnplannedProgram(f"{self._name} was prepared already: prepare() is called once")
+        with self._runtime.memory_errors(self._name):
+            self._compiled = self.lower(inputs, state, weights).compile()
+        return self.run(inputs, state, weights)[1]
+
+    def lower(
+        self, inputs: StepInputs, state: State, weights: Weights, place: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """The traced program, ready to be compiled. `place` makes what each array is compiled as, for another chip."""
+        held = handle_of(state, self._name).tree(self._name)
+        arrays: list[Any] = []
+        state_form = flatten(held, arrays)
+        donated = tuple(range(len(arrays)))
+        form = (tuple, state_form, flatten(inputs, arrays), flatten(weights, arrays))
+        whole = self._runtime.traced(lambda tree, given, loaded: self._step(given, tree, loaded), form, self._told)
+        return self._runtime.jit(whole, donated).lower(*(map(place, arrays) if place else arrays))
+
+    def run(self, inputs: StepInputs, state: State, weights: Weights) -> tuple[StepOutputs, State]:
+        if self._compiled is None:
+            raise UnplannedProgram(f"{self._name} is run before it was prepared: call prepare() at start")
+        if self._weights is None or self._weights[0] is not weights:
+            flat: list[Any] = []
+            gather(weights, flat)
+            self._weights = (weights, flat)
+        arrays: list[Any] = []
+        gather(handle_of(state, self._name).take(self._name), arrays)
+        gather(inputs, arrays)
+        with self._runtime.memory_errors(self._name):
+            out = self._compiled(*arrays, *self._weights[1])
+        outputs, after = rebuild(self._told[-1], iter(out), self._runtime.wrap)
+        pools: Pools = after
+        return outputs, StateHandle(pools)
+
+    def describe(self) -> str:
+        return f"one XLA program per step size on {self._runtime.name}, the state donated"
+
+
+class XlaBuilder(ProgramBuilder):
+    """Programs for prompts of one request, and for decodes of one token each, in every sampling shape."""
+
+    def __init__(self, limits: BatchLimits, runtime: Runtime, growth: int, shapes: Sequence[SamplingShape]) -> None:
+        """growth: how much larger each size is than the one before; shapes: of sampling, each a program per size."""
+        self._limits, self._runtime, self._growth, self._shapes = limits, runtime, growth, tuple(shapes)
+        self._sealed = False
+        runtime.compiles.unseal()
+
+    def buckets(self, max_tokens: int, max_requests: int) -> tuple[Bucket, ...]:
+        rows = min(max_tokens, max_requests, self._limits.max_requests or max_requests)
+        max_tokens = min(max_tokens, self._limits.max_tokens or max_tokens)
+        sizes = [(tokens, 1, 0) for tokens in self._sizes(PREFILL_START, max_tokens)]
+        sizes += [(count, count, 1) for count in self._sizes(1, rows)]
+        return tuple(Bucket(*size, shape) for size in sorted(sizes) for shape in self._shapes)
+
+    def build(self, step: StepFunction, bucket: Bucket) -> Program:
+        if self._sealed:
+            told = "build every program at start, before seal()"
+            raise UnplannedProgram(f"a program of {name_of(bucket)} is built after serving began: {told}")
+        return XlaProgram(step, bucket, self._runtime)
+
+    def seal(self) -> None:
+        self._sealed = True
+        self._runtime.compiles.seal()
+
+    def fingerprint(self) -> str:
+        version = self._runtime.device.client.platform_version
+        return f"tpu plugin, jax {jax.__version__}, {self._runtime.device.device_kind}, {version}"
+
+    def _sizes(self, start: int, last: int) -> list[int]:
+        """start, start * growth ... up to half of `last`, then `last`: one that is hardly larger serves as well."""
+        sizes, size = [], start
+        while 2 * size <= last:
+            sizes.append(size)
+            size *= self._growth
+        return [*sizes, last]
+
+
+def name_of(bucket: Bucket) -> str:
+    """For people: "16 tokens, 1 requests, GREEDY"."""
+    kind = ", one token each" if bucket.query == 1 else ""
+    return f"{bucket.tokens or 'any'} tokens, {bucket.requests or 'any'} requests{kind}, {bucket.sampling.name}"

@@ -87,12 +87,13 @@ def fits(bucket: Bucket, limits: BatchLimits, step: Step) -> bool:
 
 
 def build(one: Stage, bucket: Bucket) -> Program:
-    """The program of the decoder's step, prepared and sealed. Raises Wrong where build() gives something else."""
+    """The program of the decoder's step, made ready and sealed. Raises Wrong where build() gives something else."""
     builder = one.device.programs()
     program = builder.build(one.decoder.step, bucket)
     if not isinstance(program, Program):
         raise Wrong(f"build() returns {type(program).__name__}, not a Program", subject_code=type(builder).build)
     with torch.inference_mode():
+        program.begin(one.idle(bucket), one.state, one.decoder.weights)
         state: object = program.prepare(one.idle(bucket), one.state, one.decoder.weights)
     if state is None:
         raise Wrong("prepare() returns None, not the new state", subject_code=type(program).prepare)

@@ -139,15 +139,23 @@ class WrongProgram(Program):
                 outputs = dataclasses.replace(outputs, sample=dataclasses.replace(outputs.sample, token_ids=ids))
             return outputs, state
 
+    def begin(self, inputs: StepInputs, state: State, weights: Any) -> None:
+        if self._fault == "early page":
+            _spoil_page(state)
+
     def prepare(self, inputs: StepInputs, state: State, weights: Any) -> State:
         if self._fault == "no state":
             super().prepare(inputs, state, weights)
             return None
         if self._fault == "warm page":
-            with torch.inference_mode():
-                for part in (part for parts in state for part in parts):
-                    part[1:2] = 0.0
+            _spoil_page(state)
         return super().prepare(inputs, state, weights)
+
+
+def _spoil_page(state: State) -> None:
+    with torch.inference_mode():
+        for part in (part for parts in state for part in parts):
+            part[1:2] = 0.0
 
 
 class WrongBuilder(ProgramBuilder):
@@ -249,6 +257,7 @@ FAULTS: tuple[Fault, ...] = (
     _program("results lie in a buffer of the program", "buffers"),
     _program("fingerprint changes", "fingerprint"),
     _program("preparing writes into a page in use", "warm page"),
+    _program("beginning writes into a page in use", "early page"),
     _program("preparing returns no state", "no state"),
     _program("no bucket takes the largest step", "small buckets", "load"),
     _program("buckets for greedy steps alone", "no filters", "load"),

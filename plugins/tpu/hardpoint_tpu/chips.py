@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-#: Google's PCI vendor number, and what its TPU devices are called.
+#: Google's PCI vendor number, and what its TPU devices are called (as in JAX 0.10, `jax._src.hardware_utils`).
 VENDOR = "0x1ae0"
 _NAMES = {
     "0x0027": "TPU v2 or v3",

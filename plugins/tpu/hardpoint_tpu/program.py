@@ -1,12 +1,14 @@
 """Steps compiled as a whole: one XLA program per bucket, the paged state donated and returned.
 
-prepare    trace the step's PyTorch into JAX, lower, compile (or take it from the cache on disk), run it once
+begin      trace the step's PyTorch into JAX, lower, let a thread compile it (or take it from the cache on disk)
+prepare    wait for that, run it once
 run        collect the step's arrays, call the executable, wrap what it returns
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -45,15 +47,24 @@ class XlaProgram(Program):
         self._step, self._runtime = step, runtime
         self._name = f"the program of {name_of(bucket)}"
         self._compiled: Any = None
+        self._coming: Future[Any] | None = None
         self._told: list[Form] = []
         self._weights: tuple[Weights, list[Any]] | None = None
 
+    def begin(self, inputs: StepInputs, state: State, weights: Weights) -> None:
+        """Trace it here, and have it compiled in another thread."""
+        self._coming = self._runtime.compiling.submit(self.lower(inputs, state, weights).compile)
+
     def prepare(self, inputs: StepInputs, state: State, weights: Weights) -> State:
-        """Compile it and run it once. Raises OutOfDeviceMemory where the program does not fit."""
+        """Compile it, where that has not begun, and run it once. Raises OutOfDeviceMemory where it does not fit."""
         if self._compiled is not None:
             raise UnplannedProgram(f"{self._name} was prepared already: prepare() is called once")
+        if self._coming is None:
+            self.begin(inputs, state, weights)
+        assert self._coming is not None
         with self._runtime.memory_errors(self._name):
-            self._compiled = self.lower(inputs, state, weights).compile()
+            self._compiled = self._coming.result()
+        self._coming = None
         return self.run(inputs, state, weights)[1]
 
     def lower(

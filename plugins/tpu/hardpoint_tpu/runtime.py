@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +36,8 @@ class Runtime:
         self._options = {"xla_backend_optimization_level": effort} if on_host else None
         #: Readings to the host that have begun, by the identity of the array: to be ended before it is donated.
         self.awaited: dict[int, Callable[[], Any]] = {}
+        #: Compiles programs beside each other; the compiler needs no interpreter.
+        self.compiling = ThreadPoolExecutor(os.cpu_count(), "xla-compile")
         self._env = environment()
         add_lowerings(self._env)
         from torchax.tensor import Tensor
@@ -42,6 +46,7 @@ class Runtime:
 
     def close(self) -> None:
         """Stop counting compiles. JAX's own client lives as long as the process."""
+        self.compiling.shutdown(cancel_futures=True)
         self.compiles.close()
 
     def wrap(self, array: Any) -> torch.Tensor:

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--within", type=float, metavar="SECONDS", help="checks that have not begun by then are left unverified"
     )
     parser.add_argument(
-        "--device-option",
+        "--option",
         action="append",
         default=[],
         metavar="KEY=VALUE",
@@ -66,7 +66,7 @@ def conduct_arguments(args: argparse.Namespace, groups: Iterable[Any], command: 
     from hardpoint_platforms.conformance.isolation import Part, last_words
     from hardpoint_platforms.conformance.runner import Run, Selection, conduct, stream
 
-    cases, groups_asked, options = tuple(args.case), tuple(args.group), tuple(args.device_option)
+    cases, groups_asked, options = tuple(args.case), tuple(args.group), tuple(args.option)
     part = Part.of(args.part) if args.part else None
     selection = Selection(args.level, cases, groups_asked, args.seed, command, args.timeout, options, part, args.within)
     subject = _subject(args)
@@ -95,7 +95,7 @@ def _supervised(args: argparse.Namespace, command: str) -> Report:
     words = command.removeprefix("python -m ").split()
     launch = [sys.executable, "-m", *words, "--device", args.device, "--level", str(args.level)]
     launch += ["--seed", str(args.seed)]
-    for flag, given in (("--case", args.case), ("--group", args.group), ("--device-option", args.device_option)):
+    for flag, given in (("--case", args.case), ("--group", args.group), ("--option", args.option)):
         for value in given:
             launch += [flag, value]
     if args.timeout is not None:
@@ -117,7 +117,7 @@ def _subject(args: argparse.Namespace) -> Subject:
     from hardpoint_platforms.conformance.subject import named
 
     try:
-        return named(args.device, options_of(args.device_option))
+        return named(args.device, options_of(args.option))
     except PluginError as error:
         place = blame.of_error(error.__cause__, ()) if error.__cause__ is not None else ""
         if not place:
@@ -176,7 +176,7 @@ def options_of(given: Sequence[str]) -> dict[str, Any]:
     for text in given:
         key, equals, value = text.partition("=")
         if not (key and equals):
-            raise PlatformError(f"--device-option {text!r} is not of the form KEY=VALUE")
+            raise PlatformError(f"--option {text!r} is not of the form KEY=VALUE")
         try:
             options[key] = json.loads(value)
         except ValueError:

@@ -185,7 +185,7 @@ class Run:
         if seed:
             words += ["--seed", str(seed)]
         for option in self.selection.options:
-            words += ["--device-option", shlex.quote(option)]
+            words += ["--option", shlex.quote(option)]
         return Verdict(
             case=check.id,
             group=check.group,

@@ -161,7 +161,7 @@ class FlashInferAttention(TritonAttention):
         if module.is_compiled or module.is_aot:
             return ""
         if not self._compile:
-            return "its kernel is not compiled yet: `--device-option flashinfer=compile` does so, in about a minute"
+            return "its kernel is not compiled yet: `--option flashinfer=compile` does so, in about a minute"
         return "" if shutil.which("nvcc") else "its kernel is not compiled, and there is no nvcc to do so"
 
     def prompts(self, instance: OpInstance) -> Prompts:

@@ -264,7 +264,7 @@ def lacking(dtype: torch.dtype, backend: str, compile: bool) -> str:
     if module.is_compiled or module.is_aot:
         return ""
     if not compile:
-        return "its kernel is not compiled yet: `--device-option flashinfer=compile` does so, in about a minute"
+        return "its kernel is not compiled yet: `--option flashinfer=compile` does so, in about a minute"
     return "" if shutil.which("nvcc") else "its kernel is not compiled, and there is no nvcc to do so"
 
 

@@ -109,7 +109,7 @@ def _tuning(architecture: Architecture) -> tuple[TuningChoice, ...]:
         TuningChoice(
             "matrix products",
             _library(),
-            "torch's choice; `--device-option blas=hipblaslt` (or hipblas), TORCH_BLAS_PREFER_HIPBLASLT=1 overrule it",
+            "torch's choice; `--option blas=hipblaslt` (or hipblas), TORCH_BLAS_PREFER_HIPBLASLT=1 overrule it",
         ),
         TuningChoice("AITER", "not used", _aiter()),
     )

@@ -100,7 +100,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--device", "refrence"], "did you mean --device reference"),
         (["--device", "reference", "--case", "no/such*", "--in-process"], "no check matches"),
         (["--device", "reference", "--group", "nonsense", "--in-process"], "there is no such group"),
-        (["--device", "reference", "--device-option", "nonsense", "--in-process"], "KEY=VALUE"),
+        (["--device", "reference", "--option", "nonsense", "--in-process"], "KEY=VALUE"),
     ],
 )
 def test_wrong_flags(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

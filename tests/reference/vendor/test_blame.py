@@ -50,17 +50,15 @@ def test_the_command_that_repeats_a_failure_has_the_options_of_the_plugin() -> N
     chosen = Selection(options=("memory_mb=64", "fault=two words"))
     report = conduct(of_platform(ReferencePlatform(), "reference", "somebody"), [group], chosen)
     (verdict,) = report.failures()
-    assert verdict.repeat.endswith(
-        "--case mine/linear/one --device-option memory_mb=64 --device-option 'fault=two words'"
-    )
+    assert verdict.repeat.endswith("--case mine/linear/one --option memory_mb=64 --option 'fault=two words'")
 
 
 def test_the_command_line_hands_the_options_on(capsys: pytest.CaptureFixture[str]) -> None:
     from hardpoint_platforms.conformance.command import main
 
     words = ["--device", "strict", "--in-process", "--json", "--case", "load/device/opens*"]
-    main([*words, "--device-option", "memory_mib=2048"])
-    assert '--device-option memory_mib=2048"' in capsys.readouterr().out
+    main([*words, "--option", "memory_mib=2048"])
+    assert '--option memory_mib=2048"' in capsys.readouterr().out
 
 
 class Handle(torch.Tensor):

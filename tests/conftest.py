@@ -10,15 +10,21 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PACKAGES = {"hardpoint": "core", "hardpoint_platforms": "platforms", "hardpoint_cpu": "plugins/cpu"}
-#: Places with many like cases, of which every n-th runs among those whose name holds a word; HARDPOINT_TEST_EVERY=N
-#: says otherwise for all of them. Triton's interpreter takes its time, and a GPU runs all of these in the conformance
-#: kit; strict builds fifteen programs for each engine.
-EVERY = {
-    "tests/reference/cpu/native": (1, ""),
-    "tests/reference/torch_gpu": (2, ""),
-    "tests/reference/cases": (2, "strict"),
-    "tests/reference/conformance/test_mutants.py": (2, ""),
-    "tests/unit/scheduler/test_traces.py": (2, ""),
+#: Where many cases of a test are alike every n-th runs, counted among those whose name holds the word; the nearest place
+#: counts. `HARDPOINT_TEST_EVERY=1 make test` runs them all, in about twice the time.
+EVERY: dict[str, tuple[tuple[int, str], ...]] = {
+    "tests/reference": ((2, ""),),
+    "tests/reference/cases": ((3, "strict"), (2, "")),  # strict builds its programs for each engine
+    "tests/reference/conformance/test_devices.py": ((1, ""),),
+    "tests/reference/conformance/test_mutants.py": ((3, ""),),
+    "tests/reference/cpu/native": ((2, ""),),
+    "tests/reference/real": ((1, ""),),
+    "tests/reference/rocm": ((1, ""),),
+    "tests/reference/tpu": ((1, ""),),
+    "tests/reference/torch_gpu": ((3, ""),),  # Triton's interpreter is slow, and a GPU runs these in the kit
+    "tests/unit/gguf/test_fuzz.py": ((2, ""),),
+    "tests/unit/kv/test_pager_traces.py": ((3, ""),),
+    "tests/unit/scheduler/test_traces.py": ((3, ""),),
 }
 
 # Several test processes share few cores: one thread each, also for the processes that tests start.
@@ -42,17 +48,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the cases that `EVERY` says; each test keeps its first."""
-    every = {CHECKOUT / place: rule for place, rule in EVERY.items()}
-    seen, kept, left = Counter[str](), [], []
+    every = {CHECKOUT / place: rules for place, rules in EVERY.items()}
+    forced = os.environ.get("HARDPOINT_TEST_EVERY")
+    seen, kept, left = Counter[tuple[str, str]](), [], []
     for item in items:
         name, _, case = item.nodeid.partition("[")
-        rule = next((every[place] for place in (item.path, *item.path.parents) if place in every), None)
-        if rule is None or rule[1] not in case:
-            kept.append(item)
-            continue
-        n = int(os.environ.get("HARDPOINT_TEST_EVERY", rule[0]))
-        (kept if seen[name] % n == 0 else left).append(item)
-        seen[name] += 1
+        rules = next((every[place] for place in (item.path, *item.path.parents) if place in every), ())
+        n, word = next((rule for rule in rules if rule[1] in case), (1, ""))
+        if forced and rules:
+            n = int(forced)
+        (kept if seen[name, word] % n == 0 else left).append(item)
+        seen[name, word] += 1
     items[:] = kept
     if left:
         config.hook.pytest_deselected(items=left)

@@ -105,12 +105,12 @@ class Stage:
 
     def prepare(self, inputs_of: Callable[[Bucket], StepInputs], progress: Callable[[str, float], None]) -> None:
         """Make every program ready. Programs of any size are ready as they are."""
-        sized = [(self._programs[bucket], inputs_of(bucket)) for bucket in self._buckets if bucket != ANY_SIZE]
-        for program, inputs in sized:
-            program.begin(inputs, self._state, self.weights)
-        for done, (program, inputs) in enumerate(sized):
+        sized = [(bucket, inputs_of(bucket)) for bucket in self._buckets if bucket != ANY_SIZE]
+        for bucket, inputs in sized:
+            self._programs[bucket].begin(inputs, self._state, self.weights)
+        for done, (bucket, inputs) in enumerate(sized):
             progress("programs", done / len(sized))
-            self._state = program.prepare(inputs, self._state, self.weights)
+            self._state = self._programs[bucket].prepare(inputs, self._state, self.weights)
 
     def seal(self) -> None:
         """Let no more programs be built: requests wait from now on."""

@@ -2,7 +2,7 @@
 
 python ahead_of_time.py 80 90 100            compute capabilities of NVIDIA GPUs
 python ahead_of_time.py gfx942 gfx1100       architectures of AMD GPUs; what each launch uses is told beside its limits
-python ahead_of_time.py --turns 80 90 100    a launch or two of each kernel, for one of them in turn
+python ahead_of_time.py --turns 80 90 100    one launch of each kernel, for one of these
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections import Counter
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -196,12 +196,12 @@ def compiled(launch: Launch, at: Target) -> Compiled:
 
 
 def plan(targets: Sequence[Target], turns: bool) -> Iterable[tuple[Launch, Target]]:
-    """What is compiled for what; with `turns` a few launches of each kernel, each for one target."""
+    """What is compiled for what; with `turns` one launch of each kernel, for one target by the kernel's name."""
     for place, at in enumerate(targets):
-        launches = noted(at, turns)
+        launches: Iterable[Launch] = noted(at, turns)
         if turns:
-            kept = _few_each(launches, 1 if at.amd else 2)
-            launches = [launch for number, launch in enumerate(kept) if number % len(targets) == place]
+            first = {launch.name: launch for launch in reversed(list(launches))}
+            launches = [launch for name, launch in first.items() if zlib.crc32(name.encode()) % len(targets) == place]
         yield from ((launch, at) for launch in launches)
 
 
@@ -227,16 +227,6 @@ def _one_each(launches: Iterable[Launch]) -> list[Launch]:
         switches = tuple((name, bool(value)) for name, value in launch.constants)
         found.setdefault(repr((launch.name, launch.signature, switches)), launch)
     return list(found.values())
-
-
-def _few_each(launches: list[Launch], most: int) -> list[Launch]:
-    """The first of each kernel."""
-    seen, kept = Counter[str](), []
-    for launch in launches:
-        seen[launch.name] += 1
-        if seen[launch.name] <= most:
-            kept.append(launch)
-    return kept
 
 
 if __name__ == "__main__":

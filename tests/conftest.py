@@ -10,8 +10,8 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PACKAGES = {"hardpoint": "core", "hardpoint_platforms": "platforms", "hardpoint_cpu": "plugins/cpu"}
-#: Where many cases of a test are alike every n-th runs, counted among those whose name holds the word; the nearest place
-#: counts. `HARDPOINT_TEST_EVERY=1 make test` runs them all, in about twice the time.
+#: Where many cases of a test are alike every n-th runs, counted among those whose name holds the word; the nearest
+#: place rules. `HARDPOINT_TEST_EVERY=1 make test` runs them all, in about twice the time.
 EVERY: dict[str, tuple[tuple[int, str], ...]] = {
     "tests/reference": ((2, ""),),
     "tests/reference/cases": ((3, "strict"), (2, "")),  # strict builds its programs for each engine

@@ -22,7 +22,7 @@ CODE  := core platforms plugins tests scripts
 TPU_TESTS := tests/reference/tpu tests/server/test_tpu_device.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-tpu sanitize rocm-aot tpu-aot lint format stats clean
+.PHONY: help setup serve test test-all test-tpu sanitize rocm-aot tpu-aot lint format stats clean
 
 help:  ## what you can make
 	@echo "Hardpoint"
@@ -40,10 +40,14 @@ serve: setup  ## pull the default model if needed and serve it on http://127.0.0
 	@exec $(BIN)/hardpoint serve $(MODEL)
 
 # In the order of folders: the long files are few tests each, and would all come last.
-test: setup lint  ## lint, then every test, `make test-tpu` and `make sanitize`
+test: setup lint  ## lint, then the tests (of many like cases a part), then `make sanitize`
 	@echo "== tests ($(JOBS) processes)"
 	@$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600 --durations 8
-	@$(MAKE) --no-print-directory test-tpu sanitize
+	@$(MAKE) --no-print-directory sanitize
+
+test-all: setup  ## every case of every test, and `make test-tpu`: an hour
+	@HARDPOINT_TEST_EVERY=1 $(MAKE) --no-print-directory test
+	@HARDPOINT_TEST_EVERY=1 $(MAKE) --no-print-directory test-tpu
 
 test-tpu: $(TPU_STAMP)  ## hardpoint-tpu on the processor, and its programs compiled for TPUs, of which none is needed
 	@echo "== tests of hardpoint-tpu"

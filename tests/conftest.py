@@ -13,19 +13,20 @@ PACKAGES = {"hardpoint": "core", "hardpoint_platforms": "platforms", "hardpoint_
 #: Where many cases of a test are alike every n-th runs, counted among those whose name holds the word; the nearest
 #: place rules. `HARDPOINT_TEST_EVERY=1 make test` runs them all, in about twice the time.
 EVERY: dict[str, tuple[tuple[int, str], ...]] = {
-    "tests/reference": ((2, ""),),
-    "tests/reference/cases": ((3, "strict"), (2, "")),  # strict builds its programs for each engine
+    "tests/reference": ((3, ""),),
+    "tests/reference/cases": ((5, "strict"), (3, "")),  # strict builds its programs for each engine
     "tests/reference/conformance/test_devices.py": ((1, ""),),
-    "tests/reference/conformance/test_mutants.py": ((3, ""),),
-    "tests/reference/cpu/native": ((2, ""),),
+    "tests/reference/conformance/test_mutants.py": ((4, ""),),
     "tests/reference/real": ((1, ""),),
     "tests/reference/rocm": ((1, ""),),
     "tests/reference/tpu": ((1, ""),),
-    "tests/reference/torch_gpu": ((3, ""),),  # Triton's interpreter is slow, and a GPU runs these in the kit
+    "tests/reference/torch_gpu": ((4, ""),),  # Triton's interpreter is slow, and a GPU runs these in the kit
     "tests/unit/gguf/test_fuzz.py": ((2, ""),),
-    "tests/unit/kv/test_pager_traces.py": ((3, ""),),
-    "tests/unit/scheduler/test_traces.py": ((3, ""),),
+    "tests/unit/kv/test_pager_traces.py": ((4, ""),),
+    "tests/unit/scheduler/test_traces.py": ((4, ""),),
 }
+#: Tests marked `long` run with all others where HARDPOINT_TEST_EVERY=1.
+_ALL = "1"
 
 # Several test processes share few cores: one thread each, also for the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -55,6 +56,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         name, _, case = item.nodeid.partition("[")
         rules = next((every[place] for place in (item.path, *item.path.parents) if place in every), ())
         n, word = next((rule for rule in rules if rule[1] in case), (1, ""))
+        if item.get_closest_marker("long") and forced != _ALL:
+            left.append(item)
+            continue
         if forced and rules:
             n = int(forced)
         (kept if seen[name, word] % n == 0 else left).append(item)

@@ -38,7 +38,9 @@ def _run(device: str, level: int = 6) -> Report:
     return conduct(named(device), groups, Selection(level=level))
 
 
-@pytest.mark.parametrize(("device", "level"), [("reference", 6), ("cpu", 5), ("strict", 3)])
+@pytest.mark.parametrize(
+    ("device", "level"), [("reference", 6), ("cpu", 5), pytest.param("strict", 3, marks=pytest.mark.long)]
+)
 def test_its_true_level(device: str, level: int) -> None:
     report = _run(device, level)
     assert not report.failures(), [f"{v.case}: {v.message} at {v.blame}" for v in report.failures()]
@@ -115,6 +117,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(listed) == len(set(listed)) > 30
 
 
+@pytest.mark.long
 def test_under_pytest(tmp_path: Path) -> None:
     """Own tests and the kit's side by side; refused ones are skipped, the summary has the level."""
     (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")

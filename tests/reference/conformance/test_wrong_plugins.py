@@ -250,6 +250,7 @@ def test_a_process_that_is_lost_is_a_verdict_and_the_rest_runs(tmp_path: Path, k
     assert report["device"] == "acme:0"
 
 
+@pytest.mark.long
 def test_processes_that_share_the_device_give_the_verdicts_of_one(tmp_path: Path, kit: Any) -> None:
     install(
         tmp_path, (KERNEL, f"            if w[0].shape[1] == 33:\n                import os; os._exit(9)\n{KERNEL}")

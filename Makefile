@@ -45,7 +45,7 @@ test: setup lint  ## lint, then the tests (of many like cases a part), then `mak
 	@$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600 --durations 8
 	@$(MAKE) --no-print-directory sanitize
 
-test-all: setup  ## every case of every test, and `make test-tpu`: an hour
+test-all: setup  ## every case of every test, and `make test-tpu` (long)
 	@HARDPOINT_TEST_EVERY=1 $(MAKE) --no-print-directory test
 	@HARDPOINT_TEST_EVERY=1 $(MAKE) --no-print-directory test-tpu
 

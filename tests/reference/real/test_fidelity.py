@@ -54,7 +54,7 @@ class Served:
         return model.logits(hidden, self._weights)
 
 
-@pytest.mark.parametrize("which", ["smollm2", "gemma3"])
+@pytest.mark.parametrize("which", ["smollm2", pytest.param("gemma3", marks=pytest.mark.long)])
 def test_distributions_stay_close(which: str, request: Any) -> None:
     path = request.getfixturevalue(f"{which}_path")
     tokenizer = load_tokenizer(ModelConfig(str(path)))

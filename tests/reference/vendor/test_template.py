@@ -23,6 +23,7 @@ PROVIDERS = (*reference_providers(), ReferenceProvider(CONTRACTS["gated_mlp"]))
 """
 
 
+@pytest.mark.long  # test_plugin_new does the same with the usual ops
 def test_tests_of_a_plugin_with_every_op(tmp_path: Path) -> None:
     folder = tmp_path / "tried"
     assert main(["plugin", "new", "tried", "--into", str(folder)]) == 0

@@ -11,19 +11,19 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parent.parent
 PACKAGES = {"hardpoint": "core", "hardpoint_platforms": "platforms", "hardpoint_cpu": "plugins/cpu"}
 #: Where many cases of a test are alike every n-th runs, counted among those whose name holds the word; the nearest
-#: place rules. `HARDPOINT_TEST_EVERY=1 make test` runs them all, in about twice the time.
+#: place rules. `HARDPOINT_TEST_EVERY=1 make test` runs them all, in more than twice the time.
 EVERY: dict[str, tuple[tuple[int, str], ...]] = {
-    "tests/reference": ((3, ""),),
-    "tests/reference/cases": ((5, "strict"), (3, "")),  # strict builds its programs for each engine
+    "tests/reference": ((5, ""),),
+    "tests/reference/cases": ((8, "strict"), (5, "")),  # strict builds its programs for each engine
     "tests/reference/conformance/test_devices.py": ((1, ""),),
-    "tests/reference/conformance/test_mutants.py": ((4, ""),),
+    "tests/reference/conformance/test_mutants.py": ((8, ""),),
     "tests/reference/real": ((1, ""),),
     "tests/reference/rocm": ((1, ""),),
     "tests/reference/tpu": ((1, ""),),
-    "tests/reference/torch_gpu": ((4, ""),),  # Triton's interpreter is slow, and a GPU runs these in the kit
+    "tests/reference/torch_gpu": ((8, ""),),  # Triton's interpreter is slow, and a GPU runs these in the kit
     "tests/unit/gguf/test_fuzz.py": ((2, ""),),
-    "tests/unit/kv/test_pager_traces.py": ((4, ""),),
-    "tests/unit/scheduler/test_traces.py": ((4, ""),),
+    "tests/unit/kv/test_pager_traces.py": ((8, ""),),
+    "tests/unit/scheduler/test_traces.py": ((8, ""),),
 }
 #: Tests marked `long` run with all others where HARDPOINT_TEST_EVERY=1.
 _ALL = "1"

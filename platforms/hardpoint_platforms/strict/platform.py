@@ -22,9 +22,10 @@ from hardpoint_platforms.program import ProgramBuilder, SamplingShape
 from hardpoint_platforms.state_cache import StateCache
 from hardpoint_platforms.strict.journal import Journal
 from hardpoint_platforms.strict.ledger import Ledger
-from hardpoint_platforms.strict.program import SAMPLING_SHAPES, StrictBuilder
+from hardpoint_platforms.strict.program import StrictBuilder
 from hardpoint_platforms.strict.providers import strict_providers
 from hardpoint_platforms.strict.state import StrictStateCache
+from hardpoint_platforms.strict.static.buckets import SAMPLING_SHAPES, shapes_for
 
 _INFO = DeviceInfo("strict", 0, "plain PyTorch under the rules of a static-shape chip")
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -103,7 +104,7 @@ class StrictPlatform(Platform):
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
         if index != 0:
             raise DeviceUnavailable(f"there is no strict:{index}, only strict:0")
-        shapes = SAMPLING_SHAPES if options.get("shapes", "each") == "each" else SAMPLING_SHAPES[-1:]
+        shapes = shapes_for(options.get("shapes", "each"))
         return StrictDevice(int(options["memory_mib"]) << 20, bool(options.get("trace", True)), shapes)
 
 

@@ -31,12 +31,11 @@ from hardpoint_platforms.strict.signature import (
     signature_of,
 )
 from hardpoint_platforms.strict.state import StateHandle, Tree, handle_of
+from hardpoint_platforms.strict.static.buckets import SAMPLING_SHAPES, name_of, static_buckets
 from hardpoint_platforms.strict.watch import Watch
 
-#: Tokens of the smallest prefill, and how much larger each next size is, of prefills and of decodes.
-PREFILL_START, STEP = 16, 4
-#: Each serves whatever those before it do.
-SAMPLING_SHAPES = (SamplingShape.GREEDY, SamplingShape.DRAW, SamplingShape.FULL)
+#: How much larger each next size is, of prefills and of decodes.
+STEP = 4
 #: Where tensors seem to lie while a step is traced: a type that no build has, so that nothing of it runs by accident.
 TRACED = torch.device("lazy", 0)
 
@@ -141,11 +140,7 @@ class StrictBuilder(ProgramBuilder):
         self._traced: set[tuple[int, bool, int]] | None = set() if trace else None
 
     def buckets(self, max_tokens: int, max_requests: int) -> tuple[Bucket, ...]:
-        rows = min(max_tokens, max_requests, self._limits.max_requests or max_requests)
-        max_tokens = min(max_tokens, self._limits.max_tokens or max_tokens)
-        sizes = [(tokens, 1, 0) for tokens in _sizes(PREFILL_START, max_tokens)]
-        sizes += [(count, count, 1) for count in _sizes(1, rows)]
-        return tuple(Bucket(*size, shape) for size in sorted(sizes) for shape in self._shapes)
+        return static_buckets(self._limits, max_tokens, max_requests, _sizes, self._shapes)
 
     def build(self, step: StepFunction, bucket: Bucket) -> Program:
         if self._sealed:
@@ -158,12 +153,6 @@ class StrictBuilder(ProgramBuilder):
 
     def fingerprint(self) -> str:
         return f"strict, torch {torch.__version__}"
-
-
-def name_of(bucket: Bucket) -> str:
-    """For people: "16 tokens, 1 requests, GREEDY"."""
-    kind = ", one token each" if bucket.query == 1 else ""
-    return f"{bucket.tokens or 'any'} tokens, {bucket.requests or 'any'} requests{kind}, {bucket.sampling.name}"
 
 
 def _sizes(start: int, last: int) -> list[int]:

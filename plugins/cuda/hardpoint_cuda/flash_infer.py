@@ -7,7 +7,6 @@ kernel per kind of attention. Rows that bring one token stay with the Triton ker
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,6 +18,7 @@ from hardpoint_torch_gpu.attention import Prompts, TritonAttention
 from hardpoint_torch_gpu.measured import Measurements
 from hardpoint_torch_gpu.plan import GpuPlan, GpuPlanner
 
+from hardpoint_cuda.flash_plans import Turns, lacking, page_lists
 from hardpoint_platforms.batch import AttentionBatch
 from hardpoint_platforms.ops.contract import OpInstance
 from hardpoint_platforms.ops.provider import Support
@@ -76,7 +76,7 @@ class FlashPlanner(GpuPlanner):
         super().__init__(upload)
         self._device, self._backend = device, backend
         self._space: torch.Tensor | None = None
-        self._turns: dict[Kind, _Turns] = {}
+        self._turns: dict[Kind, Turns] = {}
 
     def plan(self, batch: AttentionBatch) -> GpuPlan:
         plan = super().plan(batch)
@@ -90,51 +90,29 @@ class FlashPlanner(GpuPlanner):
         return FlashPlan(**vars(plan), first=first, last=last, run=run)
 
     def _run(self, batch: AttentionBatch, rows: np.ndarray, kind: Kind) -> Callable[..., torch.Tensor]:
-        starts = batch.query_start[rows[0] : rows[-1] + 2] - batch.query_start[rows[0]]
-        kept, table = batch.sequence_lengths[rows], batch.page_tables[kind.group][rows]
-        pages = -(-kept // batch.page_tokens)
-        ends = np.concatenate([np.zeros(1, np.int32), np.cumsum(pages)])
-        held = table[np.arange(table.shape[1])[None, :] < pages[:, None]]
-        lasts = kept - (pages - 1) * batch.page_tokens
+        starts, ends, held = page_lists(batch, rows, kind.group)
+        lasts = (batch.sequence_lengths[rows] - 1) % batch.page_tokens + 1
         if self._space is None:
             self._space = torch.empty(_WORKSPACE, dtype=torch.uint8, device=self._device)
         if kind not in self._turns:
-            self._turns[kind] = _Turns(kind, self._space, self._backend)
-        return self._turns[kind].plan(starts, ends, held, lasts, batch.page_tokens)
-
-
-class _Turns:
-    """Two wrappers of a kind in turns: a wrapper's host buffer is free again when what it sent has arrived."""
-
-    def __init__(self, kind: Kind, space: torch.Tensor, backend: str) -> None:
-        from flashinfer import BatchPrefillWithPagedKVCacheWrapper as Wrapper
-
-        self._kind = kind
-        self._wrappers = [(Wrapper(space, "NHD", backend=backend), torch.cuda.Event()) for _ in range(2)]
-
-    def plan(
-        self, starts: np.ndarray, ends: np.ndarray, pages: np.ndarray, lasts: np.ndarray, page_tokens: int
-    ) -> Callable[..., torch.Tensor]:
-        """starts, ends: int32 [R + 1], of queries and of `pages`; lasts: int32 [R], tokens of the last page."""
-        self._wrappers.reverse()
-        wrapper, sent = self._wrappers[0]
-        sent.synchronize()
-        kind = self._kind
-        wrapper.plan(
-            *(torch.from_numpy(np.ascontiguousarray(array, np.int32)) for array in (starts, ends, pages, lasts)),
+            self._turns[kind] = Turns(self._wrapper)
+        return self._turns[kind].plan(
+            (starts, ends, held, lasts),
             kind.heads,
             kind.kv_heads,
             kind.width,
-            page_tokens,
+            batch.page_tokens,
             causal=True,
             sm_scale=kind.scale,
             window_left=-1 if kind.window is None else kind.window - 1,
             logits_soft_cap=kind.softcap,
             q_data_type=kind.dtype,
         )
-        sent.record()
-        run: Callable[..., torch.Tensor] = wrapper.run
-        return run
+
+    def _wrapper(self) -> Any:
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+        return BatchPrefillWithPagedKVCacheWrapper(self._space, "NHD", backend=self._backend)
 
 
 class FlashInferAttention(TritonAttention):
@@ -152,17 +130,8 @@ class FlashInferAttention(TritonAttention):
         answer = super().supports(instance)
         if not answer:
             return answer
-        why = _unlike(instance) or self._lacking(Kind.of(instance))
+        why = _unlike(instance) or lacking(_module(Kind.of(instance), self._backend), self._compile)
         return Support(False, why) if why else Support(True, f"prompts by FlashInfer's {self._backend}")
-
-    def _lacking(self, kind: Kind) -> str:
-        """Why its kernel cannot be had, or ""."""
-        module = _module(kind, self._backend)
-        if module.is_compiled or module.is_aot:
-            return ""
-        if not self._compile:
-            return "its kernel is not compiled yet: `--option flashinfer=compile` does so, in about a minute"
-        return "" if shutil.which("nvcc") else "its kernel is not compiled, and there is no nvcc to do so"
 
     def prompts(self, instance: OpInstance) -> Prompts:
         kind, otherwise = Kind.of(instance), super().prompts(instance)

@@ -8,7 +8,6 @@ graph holds it; it wants pages of 64 tokens in which the latent and the rope key
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -25,6 +24,7 @@ from hardpoint_torch_gpu.pages import GpuStateCache
 from hardpoint_torch_gpu.plan import GpuPlan, GpuPlanner
 
 from hardpoint_cuda.flash_infer import backend_for, missing
+from hardpoint_cuda.flash_plans import Turns, lacking, page_lists
 from hardpoint_platforms.batch import AttentionBatch
 from hardpoint_platforms.ops.contract import OpInstance
 from hardpoint_platforms.ops.provider import OpProvider, Support
@@ -73,7 +73,7 @@ class FlashMlaPlanner(LatentPlanner):
         super().__init__(upload)
         self._device, self._backend = device, backend
         self._space: torch.Tensor | None = None
-        self._turns: dict[LatentKind, _Turns] = {}
+        self._turns: dict[LatentKind, Turns] = {}
 
     def plan(self, batch: AttentionBatch) -> GpuPlan:
         plan = super().plan(batch)
@@ -91,50 +91,29 @@ class FlashMlaPlanner(LatentPlanner):
         return FlashMlaPlan(**vars(plan), first=first, last=last, run=run)
 
     def _run(self, batch: AttentionBatch, rows: np.ndarray, kind: LatentKind) -> Callable[..., torch.Tensor]:
-        starts = batch.query_start[rows[0] : rows[-1] + 2] - batch.query_start[rows[0]]
-        lengths, table = batch.sequence_lengths[rows], batch.page_tables[kind.group][rows]
-        pages = -(-lengths // batch.page_tokens)
-        ends = np.concatenate([np.zeros(1, np.int32), np.cumsum(pages)])
-        held = table[np.arange(table.shape[1])[None, :] < pages[:, None]]
+        starts, ends, held = page_lists(batch, rows, kind.group)
+        lengths = batch.sequence_lengths[rows]
         if self._space is None:
             self._space = torch.empty(_WORKSPACE, dtype=torch.uint8, device=self._device)
         if kind not in self._turns:
-            self._turns[kind] = _Turns(kind, self._space, self._backend)
-        return self._turns[kind].plan(starts, ends, held, lengths, batch.page_tokens)
-
-
-class _Turns:
-    """Two wrappers of a kind in turns: a wrapper's host buffer is free again when what it sent has arrived."""
-
-    def __init__(self, kind: LatentKind, space: torch.Tensor, backend: str) -> None:
-        from flashinfer.mla import BatchMLAPagedAttentionWrapper as Wrapper
-
-        self._kind = kind
-        self._wrappers = [(Wrapper(space, backend=backend), torch.cuda.Event()) for _ in range(2)]
-
-    def plan(
-        self, starts: np.ndarray, ends: np.ndarray, pages: np.ndarray, lengths: np.ndarray, page_tokens: int
-    ) -> Callable[..., torch.Tensor]:
-        """starts, ends: int32 [R + 1], of queries and of `pages`; lengths: int32 [R], tokens with this step's."""
-        self._wrappers.reverse()
-        wrapper, sent = self._wrappers[0]
-        sent.synchronize()
-        arrays = (starts, ends, pages, lengths)
-        tensors = [torch.from_numpy(np.ascontiguousarray(array, np.int32)) for array in arrays]
-        wrapper.plan(
-            **dict(zip(("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr"), tensors, strict=True)),
-            num_heads=self._kind.heads,
+            self._turns[kind] = Turns(self._wrapper)
+        return self._turns[kind].plan(
+            (),
+            named={"qo_indptr": starts, "kv_indptr": ends, "kv_indices": held, "kv_len_arr": lengths},
+            num_heads=kind.heads,
             head_dim_ckv=_WIDTHS[0],
             head_dim_kpe=_WIDTHS[1],
-            page_size=page_tokens,
+            page_size=batch.page_tokens,
             causal=True,
-            sm_scale=self._kind.scale,
-            q_data_type=self._kind.dtype,
-            kv_data_type=self._kind.dtype,
+            sm_scale=kind.scale,
+            q_data_type=kind.dtype,
+            kv_data_type=kind.dtype,
         )
-        sent.record()
-        run: Callable[..., torch.Tensor] = wrapper.run
-        return run
+
+    def _wrapper(self) -> Any:
+        from flashinfer.mla import BatchMLAPagedAttentionWrapper
+
+        return BatchMLAPagedAttentionWrapper(self._space, backend=self._backend)
 
 
 def flash_prompts(
@@ -202,7 +181,7 @@ class FlashInferMla(TritonMla):
         self._backend, self._compile = backend, compile
 
     def supports(self, instance: OpInstance) -> Support:
-        why = _unlike(instance) or lacking(instance.dtype, self._backend, self._compile)
+        why = _unlike(instance) or lacking(_module(instance.dtype, self._backend), self._compile)
         return Support(False, why) if why else Support(True, f"prompts that continue by FlashInfer's {self._backend}")
 
 
@@ -256,16 +235,6 @@ def joined(latents: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
 def has_flash_mla(capability: tuple[int, int]) -> bool:
     """Whether DeepSeek's package is there and made for this GPU."""
     return capability == _HOPPER and importlib.util.find_spec("flash_mla") is not None
-
-
-def lacking(dtype: torch.dtype, backend: str, compile: bool) -> str:
-    """Why FlashInfer's kernel cannot be had, or ""."""
-    module = _module(dtype, backend)
-    if module.is_compiled or module.is_aot:
-        return ""
-    if not compile:
-        return "its kernel is not compiled yet: `--option flashinfer=compile` does so, in about a minute"
-    return "" if shutil.which("nvcc") else "its kernel is not compiled, and there is no nvcc to do so"
 
 
 def mla_providers(

@@ -14,9 +14,10 @@ from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.program import ProgramBuilder
 from hardpoint_platforms.state_cache import StateCache
 from hardpoint_platforms.streams import Readback
+from hardpoint_platforms.strict.static.buckets import PREFILL_START, shapes_for
 from hardpoint_tpu.arrays import to_torch
 from hardpoint_tpu.memory import Memory
-from hardpoint_tpu.program import PREFILL_START, SHAPES, XlaBuilder
+from hardpoint_tpu.program import XlaBuilder
 from hardpoint_tpu.providers import tpu_providers
 from hardpoint_tpu.runtime import Runtime, array_of
 from hardpoint_tpu.state import TpuStateCache
@@ -33,7 +34,7 @@ class TpuDevice(Device):
         limit = options.get("memory_mib")
         self._memory = Memory(self._runtime, None if limit is None else int(limit) << 20)
         self._growth = int(options.get("growth", 4))
-        self._shapes = SHAPES if options.get("shapes", "each") == "each" else SHAPES[-1:]
+        self._shapes = shapes_for(options.get("shapes", "each"))
         self._providers = tuple(tpu_providers(self._runtime))
         self._capabilities = _capabilities(self._runtime, options)
 

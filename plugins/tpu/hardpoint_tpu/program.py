@@ -26,14 +26,10 @@ from hardpoint_platforms.program import (
     Weights,
 )
 from hardpoint_platforms.state_cache import State
+from hardpoint_platforms.strict.static.buckets import name_of, static_buckets
 from hardpoint_tpu.runtime import Runtime
 from hardpoint_tpu.state import Pools, StateHandle, handle_of
 from hardpoint_tpu.trees import Form, flatten, gather, rebuild
-
-#: Tokens of the smallest program that takes prompts.
-PREFILL_START = 16
-#: Ways of sampling that have programs of their own; each serves those before it.
-SHAPES = (SamplingShape.GREEDY, SamplingShape.DRAW, SamplingShape.FULL)
 
 
 class UnplannedProgram(PlatformError):
@@ -109,11 +105,7 @@ class XlaBuilder(ProgramBuilder):
         runtime.compiles.unseal()
 
     def buckets(self, max_tokens: int, max_requests: int) -> tuple[Bucket, ...]:
-        rows = min(max_tokens, max_requests, self._limits.max_requests or max_requests)
-        max_tokens = min(max_tokens, self._limits.max_tokens or max_tokens)
-        sizes = [(tokens, 1, 0) for tokens in self._sizes(PREFILL_START, max_tokens)]
-        sizes += [(count, count, 1) for count in self._sizes(1, rows)]
-        return tuple(Bucket(*size, shape) for size in sorted(sizes) for shape in self._shapes)
+        return static_buckets(self._limits, max_tokens, max_requests, self._sizes, self._shapes)
 
     def build(self, step: StepFunction, bucket: Bucket) -> Program:
         if self._sealed:
@@ -136,9 +128,3 @@ class XlaBuilder(ProgramBuilder):
             sizes.append(size)
             size *= self._growth
         return [*sizes, last]
-
-
-def name_of(bucket: Bucket) -> str:
-    """For people: "16 tokens, 1 requests, GREEDY"."""
-    kind = ", one token each" if bucket.query == 1 else ""
-    return f"{bucket.tokens or 'any'} tokens, {bucket.requests or 'any'} requests{kind}, {bucket.sampling.name}"

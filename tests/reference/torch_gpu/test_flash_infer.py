@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hardpoint_cuda import flash_infer
+from hardpoint_cuda import flash_infer, flash_plans
 from hardpoint_cuda.flash_infer import FlashInferAttention, FlashPlan, FlashPlanner, backend_for
 from hardpoint_torch_gpu.measured import Measurements, Way
 
@@ -163,9 +163,9 @@ def test_a_kernel_that_is_not_compiled_is_refused_with_what_to_do(installed: Sim
     installed.on_disk = False
     plain = SAMPLES[0].instance
     assert "flashinfer=compile" in provider().supports(plain).reason
-    monkeypatch.setattr(flash_infer.shutil, "which", lambda name: None)
+    monkeypatch.setattr(flash_plans.shutil, "which", lambda name: None)
     assert "no nvcc" in provider(compile=True).supports(plain).reason
-    monkeypatch.setattr(flash_infer.shutil, "which", lambda name: "/usr/bin/nvcc")
+    monkeypatch.setattr(flash_plans.shutil, "which", lambda name: "/usr/bin/nvcc")
     assert provider(compile=True).supports(plain)
 
 

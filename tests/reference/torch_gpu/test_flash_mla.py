@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hardpoint_cuda import flash_mla
+from hardpoint_cuda import flash_mla, flash_plans
 from hardpoint_cuda.flash_mla import (
     FlashInferMla,
     FlashMla,
@@ -206,9 +206,9 @@ def test_what_they_do_not_have_is_refused(installed: SimpleNamespace, monkeypatc
     assert "float32" in by_flash_infer().supports(replace(plain, dtype=torch.float32)).reason
     assert "256" in by_flash_infer().supports(replace(plain, attrs={**plain.attrs, "latent_dim": 256})).reason
     installed.on_disk = False
-    monkeypatch.setattr(flash_mla.shutil, "which", lambda name: None)
+    monkeypatch.setattr(flash_plans.shutil, "which", lambda name: None)
     assert "no nvcc" in by_flash_infer(compile=True).supports(plain).reason
-    monkeypatch.setattr(flash_mla.shutil, "which", lambda name: "/usr/bin/nvcc")
+    monkeypatch.setattr(flash_plans.shutil, "which", lambda name: "/usr/bin/nvcc")
     assert by_flash_infer(compile=True).supports(plain)
 
 

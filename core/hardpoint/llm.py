@@ -51,7 +51,6 @@ ALIASES = {
 }
 #: Arguments of vLLM that change nothing here, with the only values they may have (None: any).
 WITHOUT_EFFECT: dict[str, tuple[Any, ...] | None] = {
-    "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "trust_remote_code": (False,),
     "quantization": (None,),
@@ -75,6 +74,8 @@ class LLM:
         device: str = "auto",
         device_options: Mapping[str, Any] | None = None,
         placement: str | None = None,
+        tensor_parallel_size: int = 1,
+        enable_expert_parallel: bool = False,
         on_fallback: str = "warn",
         max_model_len: int | None = None,
         load_format: str = "auto",
@@ -336,6 +337,8 @@ def config_of(settings: Mapping[str, Any]) -> EngineConfig:
         options,
         settings["on_fallback"],
         placement=_parsed("placement", parse_placement, placement) if placement else None,
+        tensor_parallel_size=settings["tensor_parallel_size"] or 1,
+        expert_parallel=bool(settings["enable_expert_parallel"]),
     )
     return EngineConfig(model, device, cache, scheduler)
 

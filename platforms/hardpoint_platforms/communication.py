@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+#: The axis along which the layers of a model are cut.
+TENSOR_AXIS = "tensor"
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,11 @@ class Mesh:
 
     axes: tuple[str, ...]
     sizes: tuple[int, ...]
+
+    @property
+    def ranks(self) -> int:
+        """How many there are; 1 without axes."""
+        return math.prod(self.sizes)
 
     def size(self, axis: str) -> int:
         """Ranks along `axis`; 1 for an axis the mesh does not have."""
@@ -43,7 +52,14 @@ class Communicator(ABC):
     @property
     @abstractmethod
     def rank(self) -> int:
-        """This rank's number in the mesh."""
+        """This rank's number in the mesh. Where one program runs all ranks (`Device.mesh`), nobody can tell."""
+
+    def index(self, axis: str) -> torch.Tensor:
+        """This rank's place along `axis`: int64 of no dimension, on the device; it may be used inside a step.
+
+        The default makes it of `rank` on the host.
+        """
+        return torch.tensor(self.mesh.peers(self.rank, axis).index(self.rank))
 
     @abstractmethod
     def all_reduce(self, x: torch.Tensor, axis: str) -> torch.Tensor:

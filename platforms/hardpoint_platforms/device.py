@@ -17,7 +17,7 @@ from hardpoint_platforms.communication import Communicator, Mesh
 from hardpoint_platforms.errors import OutOfDeviceMemory
 from hardpoint_platforms.kv_transfer import HostTransfer, KVTransfer
 from hardpoint_platforms.ops.provider import OpProvider
-from hardpoint_platforms.program import EagerBuilder, ProgramBuilder
+from hardpoint_platforms.program import EagerBuilder, ProgramBuilder, Weights
 from hardpoint_platforms.state_cache import DenseStateCache, StateCache
 from hardpoint_platforms.streams import Clock, Readback, Stream
 
@@ -162,8 +162,26 @@ class Device(ABC):
         """Moves pages to and from other devices."""
         return HostTransfer()
 
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks that it runs by itself (`Platform.open_mesh`); of one device without axes.
+
+        Such a device runs each program on all ranks at once. Weights (`load_ranks`) and the state differ from rank to
+        rank; shapes, the layout of the cache and free memory are those of one; everything else is the same on each.
+        """
+        return Mesh((), ())
+
+    def load_ranks(self, loads: Sequence[Callable[[Device], Weights]]) -> Weights:
+        """The weights of all ranks of `mesh`: each of `loads`, in order of the ranks, makes those of one on the device
+        that it is given."""
+        (load,) = loads
+        return load(self)
+
     def communicator(self, mesh: Mesh, rank: int, rendezvous: str) -> Communicator:
-        """Join a mesh of ranks at `rendezvous` ("tcp://host:port"). The default runs over gloo on the host."""
+        """Join a mesh of ranks at `rendezvous` ("tcp://host:port"). The default runs over gloo on the host.
+
+        A device that runs all ranks of its `mesh` gives the collectives of its programs; there is nothing to join.
+        """
         from hardpoint_platforms.reference.communication import GlooCommunicator
 
         return GlooCommunicator(mesh, rank, rendezvous)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hardpoint_platforms.communication import Mesh
 from hardpoint_platforms.device import Device, DeviceInfo
+from hardpoint_platforms.errors import DeviceUnavailable
 
 
 @dataclass(frozen=True)
@@ -34,3 +36,14 @@ class Platform(ABC):
 
         `options` follow the manifest's options schema. Raises DeviceUnavailable.
         """
+
+    def open_mesh(self, index: int, mesh: Mesh, options: Mapping[str, Any]) -> Device:
+        """Open as many devices as the mesh has ranks, from `index` on, as one that runs all ranks in this process.
+
+        The device's `mesh` is this one. For platforms whose programs span devices; the default says that it is none.
+        Raises DeviceUnavailable.
+        """
+        raise DeviceUnavailable(
+            f"{type(self).__name__} runs one rank per process, and cannot open {mesh.ranks} devices as one",
+            hint="--tensor-parallel-size needs a platform whose programs span devices",
+        )

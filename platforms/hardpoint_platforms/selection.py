@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hardpoint_platforms.communication import Mesh
 from hardpoint_platforms.device import Device, DeviceInfo
 from hardpoint_platforms.discovery import PlatformEntry, PlatformRegistry, guard
 from hardpoint_platforms.errors import DeviceUnavailable, PlatformError, PluginError
@@ -65,8 +66,10 @@ def select(request: str, registry: PlatformRegistry) -> Selection:
     return _auto(registry) if name is None else _named(name, index, registry)
 
 
-def open_device(selection: Selection, options: Mapping[str, Any] | None = None) -> Device:
+def open_device(selection: Selection, options: Mapping[str, Any] | None = None, mesh: Mesh | None = None) -> Device:
     """Open the device chosen and check what the plugin hands over.
+
+    mesh: with more than one rank as many devices, from the chosen one on, as one (`Platform.open_mesh`).
 
     `options` are checked against the manifest first. Raises PlatformError for a wrong option, DeviceUnavailable where
     the device cannot be had or another platform holds what only one in a process can have (`process_exclusive`),
@@ -82,7 +85,12 @@ def open_device(selection: Selection, options: Mapping[str, Any] | None = None) 
     refused: PlatformError | None = None
     with CLAIMS.opening(entry), guard(entry, "open", f"opening {selection.platform}:{selection.index} failed", hint):
         try:
-            device = check_device(entry, platform.open(selection.index, checked), CONTRACTS)
+            opened = (
+                platform.open(selection.index, checked)
+                if mesh is None or mesh.ranks == 1
+                else platform.open_mesh(selection.index, mesh, checked)
+            )
+            device = check_device(entry, opened, CONTRACTS)
             CLAIMS.hold(entry, device)
             return device
         except PlatformError as error:

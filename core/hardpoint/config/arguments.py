@@ -74,6 +74,8 @@ FLAGS: Mapping[str, Flag] = {
     "device.threads": Flag(parse=at_least(1), metavar="N"),
     "device.startup_timeout": Flag(parse=between(0.5, 86400.0), metavar="SECONDS"),
     "device.step_timeout": Flag(parse=between(0.5, 86400.0), metavar="SECONDS"),
+    "device.tensor_parallel_size": Flag(aliases=("tp",), parse=at_least(1), metavar="N"),
+    "device.expert_parallel": Flag(aliases=("enable-expert-parallel",)),
     "device.kernels": Flag("kernel", parse=parse_kernel_choice, metavar="OP[WHERE]=PROVIDER"),
     "device.placement": Flag(parse=parse_placement, metavar="LAYERS=DEVICE,..."),
     "cache.page_tokens": Flag(aliases=("block-size",), parse=at_least(1), metavar="TOKENS"),

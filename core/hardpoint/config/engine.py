@@ -55,6 +55,9 @@ class DeviceConfig:
         startup_timeout: seconds that one piece of starting may take (an op's first call, a program, a weight) before
             the engine gives up and says where it hangs.
         step_timeout: seconds that one step may take before it does likewise.
+        tensor_parallel_size: chips over which each layer is cut, from `device` on; of platforms that run several chips
+            in one process.
+        expert_parallel: of these, each has whole experts instead of a part of every expert.
     """
 
     device: str = "auto"
@@ -66,6 +69,8 @@ class DeviceConfig:
     kernels: tuple[KernelChoice, ...] = ()
     startup_timeout: float = 300.0
     step_timeout: float = 600.0
+    tensor_parallel_size: int = 1
+    expert_parallel: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hardpoint.conformance import scheduling, tiny
+from hardpoint.conformance import ranks, scheduling, tiny
 from hardpoint_platforms.conformance.checks import Group
 
 
 def groups() -> tuple[Group, ...]:
-    """The scheduler contract, and whole tiny models."""
-    return scheduling.GROUP, tiny.GROUP
+    """The scheduler contract, whole tiny models, and the same cut over ranks."""
+    return scheduling.GROUP, tiny.GROUP, ranks.GROUP

@@ -18,6 +18,8 @@ import torch
 
 from hardpoint.engine.update import apply
 from hardpoint.kv.pager import KVPager
+from hardpoint.layers.shard import Shard
+from hardpoint.models.base import CausalModel, ParameterBook
 from hardpoint.models.registry import build_model
 from hardpoint.protocol.messages import EngineRequest, TokenOutput
 from hardpoint.request.request import Request
@@ -29,6 +31,7 @@ from hardpoint.weights.source import Checkpoint
 from hardpoint.worker.model_runner import ModelRunner, RunnerParts
 from hardpoint.worker.stage import StageParts
 from hardpoint.worker.step import make_step
+from hardpoint_platforms.binding import OpTable
 from hardpoint_platforms.conformance.checks import Check, Group, Measure, Wrong
 from hardpoint_platforms.conformance.subject import Subject
 from hardpoint_platforms.device import Device
@@ -87,11 +90,15 @@ def checks(subject: Subject) -> Iterator[Check]:
 
 
 def _family(family: str, subject: Subject, seed: int) -> Measure:
-    device = subject.device
+    return compare(subject.device, family, seed)
+
+
+def compare(device: Device, family: str, seed: int, whole_experts: bool = False) -> Measure:
+    """A crowd on the device against the same on the reference. Raises Wrong."""
     facts = device.capabilities()
     dtype, kv_dtype, page_tokens = facts.compute_dtypes[0], facts.kv_dtypes[0], facts.page_tokens[0]
     messages = crowd(seed)
-    ours = Crowd(device, family, dtype, kv_dtype, page_tokens).serve(messages)
+    ours = Crowd(device, family, dtype, kv_dtype, page_tokens, whole_experts).serve(messages)
     theirs = Crowd(ReferenceDevice(), family, dtype, kv_dtype, page_tokens).serve(messages)
     slack = max(_COMPUTE_SLACK[dtype.itemsize], _CACHE_SLACK[kv_dtype.itemsize])
     if dtype.itemsize < torch.float32.itemsize:
@@ -153,12 +160,24 @@ class Crowd:
     preemptions = hits = 0
 
     def __init__(
-        self, device: Device, family: str, dtype: torch.dtype, kv_dtype: torch.dtype, page_tokens: int
+        self,
+        device: Device,
+        family: str,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        page_tokens: int,
+        whole_experts: bool = False,
     ) -> None:
+        """`whole_experts`: how a device of several ranks deals them out."""
         config: Mapping[str, Any] = {"model_type": family, **SMALL, **FAMILIES[family][1]}
         checkpoint = Checkpoint(Path(), dict(config), {}, DummySource(3), "dummy")
         ops = op_table(device)
-        model, book = build_model(checkpoint, ops, dtype, MAX_LEN)
+
+        def build(table: OpTable, rank: int) -> tuple[CausalModel, ParameterBook]:
+            return build_model(checkpoint, table, dtype, MAX_LEN, shard=Shard.on(device, rank, whole_experts))
+
+        model, book = build(ops, 0)
+        books = [book, *(build(op_table(device), rank)[1] for rank in range(1, device.mesh.ranks))]
         sample = ops.bind(ops.contract("sample").instance("sampler", torch.float32))
         score = ops.bind(ops.contract("logprobs").instance("prompt scores", torch.float32))
         layout = CacheLayout(model.cache_groups, model.pool, page_tokens, kv_dtype)
@@ -180,7 +199,7 @@ class Crowd:
                         planners=ops.planners,
                         model=model,
                         dtype=dtype,
-                        weights=book.load(device),
+                        weights=device.load_ranks([book.load for book in books]),
                         layout=layout,
                         state=device.state_cache().allocate(layout, pages),
                         step=make_step(model, sample.kernel),

@@ -12,6 +12,7 @@ from hardpoint.config.placement import layers_by_device
 from hardpoint.errors import ConfigError
 from hardpoint.scheduler.settings import StepLimits
 from hardpoint_platforms.capabilities import BatchLimits
+from hardpoint_platforms.communication import TENSOR_AXIS, Mesh
 from hardpoint_platforms.device import Device
 from hardpoint_platforms.discovery import PlatformRegistry, discover
 from hardpoint_platforms.selection import Selection, close_device, open_device, select
@@ -41,13 +42,19 @@ class OpenedDevices:
         """Raises HardpointError where a device cannot be had; those opened before are closed then."""
         self._config = config
         names = config.placement.devices if config.placement else (config.device,)
+        mesh = Mesh((TENSOR_AXIS,), (config.tensor_parallel_size,))
+        if config.placement and mesh.ranks > 1:
+            raise ConfigError(
+                "--placement and --tensor-parallel-size do not go together",
+                hint="cut the model's layers over devices, or each layer over chips",
+            )
         registry = discover()
         self._opened: dict[str, OpenedDevice] = {}
         chosen = {name: select(name, registry) for name in names}
         options = _options(config, registry, chosen)
         try:
             for name, selection in chosen.items():
-                self._opened[name] = OpenedDevice(selection, open_device(selection, options[name]))
+                self._opened[name] = OpenedDevice(selection, open_device(selection, options[name], mesh))
         except BaseException:
             self.close()
             raise

@@ -10,18 +10,23 @@ from hardpoint.layers.embedding import Ropes
 from hardpoint.layers.linear import Projections, linear, projection
 from hardpoint.layers.norm import Norm
 from hardpoint.layers.op import LayerBuilder
+from hardpoint.layers.shard import Shard, after, scaled
 from hardpoint.models.spec import AttentionSpec, Names
 from hardpoint_platforms.program import Weights
 from hardpoint_platforms.state_cache import LayerCache, State
 
 
-def cache_of(spec: AttentionSpec) -> LayerCache:
-    """Keys and values per token."""
-    return LayerCache((("k", spec.kv_heads, spec.head_dim), ("v", spec.kv_heads, spec.head_dim)))
+def cache_of(spec: AttentionSpec, shard: Shard) -> LayerCache:
+    """Keys and values per token, of this rank's heads."""
+    heads = len(shard.kv_heads(spec.kv_heads))
+    return LayerCache((("k", heads, spec.head_dim), ("v", heads, spec.head_dim)))
 
 
 class Attention:
-    """x [T, hidden] -> [T, hidden], and the state with the new tokens' keys and values."""
+    """x [T, hidden] -> [T, hidden], and the state with the new tokens' keys and values.
+
+    A rank's output is that of its heads: a part of a sum.
+    """
 
     __slots__ = (
         "_attend",
@@ -48,8 +53,10 @@ class Attention:
         place: tuple[int, int],
     ) -> None:
         """`place` is the layer's cache group and its place among the pool layers."""
-        self._counts, self._head_dim = (spec.heads, spec.kv_heads, spec.kv_heads), spec.head_dim
-        self._width = spec.heads * spec.head_dim
+        mine = build.shard.mine(spec.heads, "attention heads")
+        heads, kv_heads = len(mine), len(build.shard.kv_heads(spec.kv_heads))
+        self._counts, self._head_dim = (heads, kv_heads, kv_heads), spec.head_dim
+        self._width = heads * spec.head_dim
         self._qkv = _qkv(build, path, hidden, spec, names)
         self._q_norm = self._k_norm = None
         if spec.qk_norm is not None:
@@ -61,8 +68,8 @@ class Attention:
         attend = build.bind(
             "attention",
             path,
-            heads=spec.heads,
-            kv_heads=spec.kv_heads,
+            heads=heads,
+            kv_heads=kv_heads,
             head_dim=spec.head_dim,
             v_head_dim=spec.head_dim,
             scale=spec.scale,
@@ -72,7 +79,8 @@ class Attention:
             softcap=spec.softcap,
         )
         self._attend, self._plan = attend.kernel, attend.plan
-        self._out = linear(build, f"{path}.{names.o}", self._width, hidden, spec.out_bias)
+        whole, (columns,) = spec.heads * spec.head_dim, scaled([mine], spec.head_dim)
+        self._out = linear(build, f"{path}.{names.o}", whole, hidden, spec.out_bias, columns=columns)
 
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, plans: tuple[Any, ...], state: State, weights: Weights
@@ -88,12 +96,18 @@ class Attention:
 
 
 def _qkv(build: LayerBuilder, path: str, hidden: int, spec: AttentionSpec, names: Names) -> Projections:
-    sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.head_dim]
+    whole = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.head_dim]
+    kv = build.shard.kv_heads(spec.kv_heads)
+    mine = scaled([build.shard.mine(spec.heads, "attention heads"), kv, kv], spec.head_dim)
+    sizes = list(map(len, mine))
     fused = f"{path}.{names.qkv or 'qkv_proj'}"
     if names.qkv is not None:
-        return Projections(build, fused, [(projection(build, fused, hidden, sum(sizes), spec.qkv_bias), sizes)])
+        starts = (0, whole[0], whole[0] + whole[1])
+        rows = [after(start, part) for start, part in zip(starts, mine, strict=True)]
+        one = projection(build, fused, hidden, sum(whole), spec.qkv_bias, rows=rows)
+        return Projections(build, fused, [(one, sizes)])
     parts = [
-        (projection(build, f"{path}.{name}", hidden, size, spec.qkv_bias), [size])
-        for name, size in zip((names.q, names.k, names.v), sizes, strict=True)
+        (projection(build, f"{path}.{name}", hidden, size, spec.qkv_bias, rows=[rows]), [len(rows)])
+        for name, size, rows in zip((names.q, names.k, names.v), whole, mine, strict=True)
     ]
     return Projections(build, fused, parts)

@@ -12,19 +12,24 @@ from hardpoint_platforms.program import Weights
 
 
 class Embedding:
-    """Token ids int64 [T] -> [T, hidden_size]."""
+    """Token ids int64 [T] -> [T, hidden_size]. Where the rows are dealt out, each rank looks its own up."""
 
-    __slots__ = ("_kernel", "_slot")
+    __slots__ = ("_dealt", "_kernel", "_rows", "_slot")
 
-    def __init__(self, build: LayerBuilder, path: str, table: Part, scale: float) -> None:
+    def __init__(self, build: LayerBuilder, path: str, table: Part, vocab_size: int, scale: float) -> None:
         # The scale is rounded to the model's dtype, as the models were trained (Gemma in bf16: 55.4256 -> 55.5).
         rounded = torch.tensor(scale, dtype=build.dtype).item()
         op = build.bind("embedding", path, {"weight": table}, scale=rounded)
         self._kernel = op.kernel
         self._slot = op.slot
+        self._rows = table.spec.shape[0]
+        self._dealt = build.shard if self._rows < vocab_size else None
 
     def __call__(self, token_ids: torch.Tensor, weights: Weights) -> torch.Tensor:
-        return self._kernel(token_ids, weights[self._slot])  # type: ignore[no-any-return]
+        if self._dealt is None:
+            return self._kernel(token_ids, weights[self._slot])  # type: ignore[no-any-return]
+        places, here = self._dealt.own(token_ids, self._rows)
+        return self._dealt.sum(torch.where(here[:, None], self._kernel(places, weights[self._slot]), 0))
 
 
 class Ropes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hardpoint.layers.op import LayerBuilder, Op, Part, alike, join_rows
+from hardpoint.layers.op import LayerBuilder, Op, Part, alike, cut, join_rows, on_first_rank
 from hardpoint_platforms.program import Weights
 
 
@@ -41,10 +41,20 @@ def projection(
     out_features: int,
     bias: bool | None = False,
     dtype: torch.dtype | None = None,
+    rows: Sequence[range] | None = None,
+    columns: range | None = None,
 ) -> Projection:
-    """Look a projection up in the checkpoint. `bias` None takes one where there is one."""
+    """Look a projection up in the checkpoint. `bias` None takes one where there is one.
+
+    rows, columns: those of this rank, where the layer is cut; with `columns` its output is a part of a sum.
+    """
     weight = build.weight(f"{path}.weight", (out_features, in_features), dtype)
-    return Projection(path, out_features, weight, build.bias(path, out_features, bias, dtype))
+    offset = build.bias(path, out_features, bias, dtype)
+    if rows is not None:
+        weight, offset = cut(weight, -2, rows), None if offset is None else cut(offset, -1, rows)
+    if columns is not None:
+        weight, offset = cut(weight, -1, [columns]), on_first_rank(offset, build.shard)
+    return Projection(path, weight.spec.shape[0], weight, offset)
 
 
 def bind_linear(build: LayerBuilder, part: Projection, dtype: torch.dtype | None = None) -> Linear:
@@ -63,9 +73,17 @@ def bind_linear(build: LayerBuilder, part: Projection, dtype: torch.dtype | None
     )
 
 
-def linear(build: LayerBuilder, path: str, in_features: int, out_features: int, bias: bool | None = False) -> Linear:
+def linear(
+    build: LayerBuilder,
+    path: str,
+    in_features: int,
+    out_features: int,
+    bias: bool | None = False,
+    rows: Sequence[range] | None = None,
+    columns: range | None = None,
+) -> Linear:
     """Look up and bind one projection."""
-    return bind_linear(build, projection(build, path, in_features, out_features, bias))
+    return bind_linear(build, projection(build, path, in_features, out_features, bias, rows=rows, columns=columns))
 
 
 def fuse(path: str, parts: Sequence[Projection]) -> Projection | None:

@@ -9,19 +9,23 @@ import torch
 from hardpoint.layers.embedding import Ropes
 from hardpoint.layers.linear import Projections, linear, projection
 from hardpoint.layers.norm import Norm
-from hardpoint.layers.op import LayerBuilder
+from hardpoint.layers.op import LayerBuilder, cut
+from hardpoint.layers.shard import Shard, scaled
 from hardpoint.models.spec import LatentAttentionSpec, Names
 from hardpoint_platforms.program import Weights
 from hardpoint_platforms.state_cache import LayerCache, State
 
 
-def cache_of(spec: LatentAttentionSpec) -> LayerCache:
-    """The latent and the rotated key per token."""
+def cache_of(spec: LatentAttentionSpec, _: Shard) -> LayerCache:
+    """The latent and the rotated key per token: all heads share them, so each rank has them."""
     return LayerCache((("latent", 1, spec.latent_dim), ("rope_key", 1, spec.rope_dim)))
 
 
 class LatentAttention:
-    """x [T, hidden] -> [T, hidden], and the state with the new tokens' latents and rotated keys."""
+    """x [T, hidden] -> [T, hidden], and the state with the new tokens' latents and rotated keys.
+
+    A rank's output is that of its heads: a part of a sum.
+    """
 
     __slots__ = (
         "_attend",
@@ -51,30 +55,35 @@ class LatentAttention:
         place: tuple[int, int],
     ) -> None:
         """`place` is the layer's cache group and its place among the pool layers."""
-        self._heads, self._nope, self._rope_dim = spec.heads, spec.nope_dim, spec.rope_dim
-        self._width = spec.heads * spec.v_head_dim
-        query = spec.heads * (spec.nope_dim + spec.rope_dim)
-        first, first_bias = (names.q, False) if spec.q_lora is None else ("q_a_proj", spec.down_bias)
-        width = spec.q_lora or query
+        mine = build.shard.mine(spec.heads, "attention heads")
+        heads, head = len(mine), spec.nope_dim + spec.rope_dim
+        self._heads, self._nope, self._rope_dim = heads, spec.nope_dim, spec.rope_dim
+        self._width = heads * spec.v_head_dim
+        query, rows = spec.heads * head, scaled([mine], head)
         latent = [spec.latent_dim, spec.rope_dim]
+        if spec.q_lora is None:
+            first = projection(build, f"{path}.{names.q}", hidden, query, rows=rows)
+        else:
+            first = projection(build, f"{path}.q_a_proj", hidden, spec.q_lora, spec.down_bias)
         parts = [
-            (projection(build, f"{path}.{first}", hidden, width, first_bias), [width]),
+            (first, [first.out_features]),
             (projection(build, f"{path}.kv_a_proj_with_mqa", hidden, sum(latent), spec.down_bias), latent),
         ]
         self._down = Projections(build, f"{path}.q_kv_a_proj", parts)
         self._q_norm = self._q_up = None
         if spec.q_lora is not None:
             self._q_norm = Norm(build, f"{path}.q_a_layernorm", spec.q_lora, spec.latent_norm)
-            self._q_up = linear(build, f"{path}.q_b_proj", spec.q_lora, query)
+            self._q_up = linear(build, f"{path}.q_b_proj", spec.q_lora, query, rows=rows)
         self._kv_norm = Norm(build, f"{path}.kv_a_layernorm", spec.latent_dim, spec.latent_norm)
         rope = ropes.bind(spec.rope)
         self._rope, self._rope_slot = rope.kernel, rope.slot
-        up = spec.heads * (spec.nope_dim + spec.v_head_dim)
+        up = spec.nope_dim + spec.v_head_dim
+        whole = build.weight(f"{path}.kv_b_proj.weight", (spec.heads * up, spec.latent_dim))
         attend = build.bind(
             "mla_attention",
             path,
-            {"kv_b": build.weight(f"{path}.kv_b_proj.weight", (up, spec.latent_dim))},
-            heads=spec.heads,
+            {"kv_b": cut(whole, -2, scaled([mine], up))},
+            heads=heads,
             nope_dim=spec.nope_dim,
             rope_dim=spec.rope_dim,
             v_head_dim=spec.v_head_dim,
@@ -84,7 +93,9 @@ class LatentAttention:
             pool_layer=place[1],
         )
         self._attend, self._plan, self._slot = attend.kernel, attend.plan, attend.slot
-        self._out = linear(build, f"{path}.{names.o}", self._width, hidden, spec.out_bias)
+        (columns,) = scaled([mine], spec.v_head_dim)
+        inputs = spec.heads * spec.v_head_dim
+        self._out = linear(build, f"{path}.{names.o}", inputs, hidden, spec.out_bias, columns=columns)
 
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, plans: tuple[Any, ...], state: State, weights: Weights

@@ -6,6 +6,7 @@ import torch
 
 from hardpoint.layers.linear import Linear, Projection, Projections, bind_linear, fuse, projection
 from hardpoint.layers.op import LayerBuilder
+from hardpoint.layers.shard import after
 from hardpoint.models.spec import MLPSpec, Names
 from hardpoint_platforms.ops.contract import Kernel
 from hardpoint_platforms.program import Weights
@@ -42,15 +43,19 @@ MLP = GatedBlock | GatedMLP
 
 
 def mlp(build: LayerBuilder, path: str, hidden: int, spec: MLPSpec, names: Names) -> MLP:
-    """Bind x [T, hidden] -> [T, hidden]."""
+    """Bind x [T, hidden] -> [T, hidden]; a rank's output is that of its columns, a part of a sum."""
+    width = spec.intermediate
+    mine = build.shard.mine(width, "columns of a feed-forward block")
     fused_path = f"{path}.{names.gate_up or 'gate_up_proj'}"
     if names.gate_up is not None:
-        parts = [projection(build, fused_path, hidden, 2 * spec.intermediate, spec.bias)]
+        rows = [mine, after(width, mine)]
+        parts = [projection(build, fused_path, hidden, 2 * width, spec.bias, rows=rows)]
     else:
         parts = [
-            projection(build, f"{path}.{name}", hidden, spec.intermediate, spec.bias) for name in (names.gate, names.up)
+            projection(build, f"{path}.{name}", hidden, width, spec.bias, rows=[mine])
+            for name in (names.gate, names.up)
         ]
-    down = projection(build, f"{path}.{names.down}", spec.intermediate, hidden, spec.bias)
+    down = projection(build, f"{path}.{names.down}", width, hidden, spec.bias, columns=mine)
     block = _claim(build, path, hidden, spec, fuse(fused_path, parts), down)
     if block is not None:
         return block
@@ -75,5 +80,6 @@ def _claim(
         weights["gate_up_bias"] = gate_up.bias
     if down.bias is not None:
         weights["down_bias"] = down.bias
-    op = build.claim("gated_mlp", path, weights, hidden=hidden, intermediate=spec.intermediate, kind=spec.activation)
+    width = down.weight.spec.shape[1]
+    op = build.claim("gated_mlp", path, weights, hidden=hidden, intermediate=width, kind=spec.activation)
     return None if op is None else GatedBlock(op.kernel, op.slot)

@@ -6,15 +6,16 @@ import torch
 
 from hardpoint.layers.linear import bind_linear, projection
 from hardpoint.layers.mlp import mlp
-from hardpoint.layers.op import LayerBuilder, Part, join_rows, stack
+from hardpoint.layers.op import LayerBuilder, Part, cut, join_rows, stack
+from hardpoint.layers.shard import after
 from hardpoint.models.spec import MoESpec, Names
 from hardpoint_platforms.program import Weights
 
 
 class MoE:
-    """x [T, hidden] -> [T, hidden]."""
+    """x [T, hidden] -> [T, hidden]; a rank's output is that of its experts, or of its part of each: a part of a sum."""
 
-    __slots__ = ("_experts", "_route", "_router", "_router_dtype", "_shared", "_slot")
+    __slots__ = ("_count", "_dealt", "_experts", "_route", "_router", "_router_dtype", "_shared", "_slot")
 
     def __init__(self, build: LayerBuilder, path: str, hidden: int, spec: MoESpec, names: Names) -> None:
         dtype = torch.float32 if spec.router_fp32 else build.dtype
@@ -35,14 +36,18 @@ class MoE:
             scale=spec.scale,
         ).kernel
         experts = f"{path}.{names.experts}"
+        shard = build.shard
+        self._dealt = shard if shard.count > 1 and shard.whole_experts else None
+        self._count = shard.share(spec.experts, "experts") if self._dealt else spec.experts
+        weights = _experts(build, experts, hidden, spec, names)
         bound = build.bind(
             "experts",
             experts,
-            _experts(build, experts, hidden, spec, names),
-            experts=spec.experts,
+            weights,
+            experts=self._count,
             top_k=spec.top_k,
             hidden=hidden,
-            intermediate=spec.intermediate,
+            intermediate=weights["down"].spec.shape[-1],
             activation=spec.activation,
             gated=True,
         )
@@ -54,22 +59,33 @@ class MoE:
     def __call__(self, x: torch.Tensor, weights: Weights) -> torch.Tensor:
         logits = self._router(x.to(self._router_dtype), weights)
         shares, ids = self._route(logits, ())
+        if self._dealt is not None:
+            # an expert of another rank is the first one here, with no share
+            ids, here = self._dealt.own(ids, self._count)
+            shares = torch.where(here, shares, 0.0)
         out: torch.Tensor = self._experts(x, shares, ids, weights[self._slot])
         return out if self._shared is None else out + self._shared(x, weights)
 
 
 def _experts(build: LayerBuilder, path: str, hidden: int, spec: MoESpec, names: Names) -> dict[str, Part]:
-    """gate_up [E, 2F, H] and down [E, H, F], which the checkpoint holds stacked or expert by expert."""
+    """This rank's part of gate_up [E, 2F, H] and down [E, H, F], which the checkpoint holds stacked or one by one."""
     count, width = spec.experts, spec.intermediate
     gate, up, down = names.gate, names.up, names.down
+    experts, mine = range(count), range(width)
+    if build.shard.whole_experts:
+        experts = build.shard.mine(count, "experts")
+    else:
+        mine = build.shard.mine(width, "columns of an expert")
     if build.has(f"{path}.gate_up_proj"):
-        return {
-            "gate_up": build.weight(f"{path}.gate_up_proj", (count, 2 * width, hidden)),
-            "down": build.weight(f"{path}.{down}", (count, hidden, width)),
-        }
+        stacked = cut(build.weight(f"{path}.gate_up_proj", (count, 2 * width, hidden)), -3, [experts])
+        downward = cut(build.weight(f"{path}.{down}", (count, hidden, width)), -3, [experts])
+        return {"gate_up": cut(stacked, -2, [mine, after(width, mine)]), "down": cut(downward, -1, [mine])}
+    for e in set(range(count)) - set(experts):
+        for name in (gate, up, down):
+            build.leave(f"{path}.{e}.{name}.weight")
     pairs = [
-        join_rows([build.weight(f"{path}.{e}.{name}.weight", (width, hidden)) for name in (gate, up)])
-        for e in range(count)
+        join_rows([cut(build.weight(f"{path}.{e}.{name}.weight", (width, hidden)), -2, [mine]) for name in (gate, up)])
+        for e in experts
     ]
-    downs = [build.weight(f"{path}.{e}.{down}.weight", (hidden, width)) for e in range(count)]
+    downs = [cut(build.weight(f"{path}.{e}.{down}.weight", (hidden, width)), -1, [mine]) for e in experts]
     return {"gate_up": stack(pairs), "down": stack(downs)}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hardpoint.layers.shard import Shard, cut_spec, cut_weight, joined
 from hardpoint.models.base import ParameterBook
 from hardpoint.models.pieces import Pieces
 from hardpoint_platforms.binding import BoundOp, OpTable
@@ -35,10 +36,16 @@ class Part:
 
 
 class LayerBuilder:
-    """Hands layers their ops. Paths are relative to `prefix` ("model."), and are what `explain` shows."""
+    """Hands layers their ops. Paths are relative to `prefix` ("model."), and are what `explain` shows.
 
-    def __init__(self, ops: OpTable, book: ParameterBook, dtype: torch.dtype, prefix: str) -> None:
+    `shard` says which part of the model is built; shapes that layers ask for are the checkpoint's.
+    """
+
+    def __init__(
+        self, ops: OpTable, book: ParameterBook, dtype: torch.dtype, prefix: str, shard: Shard | None = None
+    ) -> None:
         self.dtype = dtype
+        self.shard = shard or Shard()
         self._ops = ops
         self._book = book
         self._prefix = prefix
@@ -64,6 +71,10 @@ class LayerBuilder:
             return loaded.to(wanted) if isinstance(loaded, torch.Tensor) else loaded
 
         return Part(replace(spec, dtype=wanted), load)
+
+    def leave(self, path: str) -> None:
+        """A checkpoint tensor that another rank loads: it is not reported as unused."""
+        self._book.use(self._prefix + path)
 
     def bias(self, path: str, size: int, wanted: bool | None, dtype: torch.dtype | None = None) -> Part | None:
         """The bias beside a weight: None where the config says so, or says nothing and the checkpoint has none."""
@@ -96,6 +107,29 @@ class LayerBuilder:
     def _slot(self, bound: BoundOp, parts: Mapping[str, Part]) -> Op:
         slot = self._book.add(bound, {name: part.load for name, part in parts.items()}) if parts else -1
         return Op(bound.kernel, slot, bound.plan_index)
+
+
+def cut(part: Part, axis: int, ranges: Sequence[range]) -> Part:
+    """Some rows (axis -2, of biases -1), columns (-1) or experts (-3) of a checkpoint tensor, in order."""
+    ranges = joined(ranges)
+    if ranges == [range(part.spec.shape[axis])]:
+        return part
+    spec = cut_spec(part.spec, axis, ranges)
+
+    def load() -> Weight:
+        whole = part.load()
+        assert not isinstance(whole, Pieces), "a tensor of the checkpoint is one piece"
+        return cut_weight(whole, spec, axis, ranges)
+
+    return Part(spec, load)
+
+
+def on_first_rank(part: Part | None, shard: Shard) -> Part | None:
+    """A bias that is added to a sum over ranks: the first one's, zeros on the others."""
+    if part is None or shard.rank == 0:
+        return part
+    spec = part.spec
+    return Part(spec, lambda: torch.zeros(spec.shape, dtype=spec.dtype))
 
 
 def alike(parts: Sequence[Part]) -> bool:

@@ -24,19 +24,20 @@ from hardpoint.layers.mla import LatentAttention
 from hardpoint.layers.mlp import mlp
 from hardpoint.layers.moe import MoE
 from hardpoint.layers.norm import AddNorm, FirstNorm, Norm
-from hardpoint.layers.op import LayerBuilder, Part
+from hardpoint.layers.op import LayerBuilder, Part, cut
+from hardpoint.layers.shard import Shard
 from hardpoint.models.base import CausalModel, ParameterBook
 from hardpoint.models.grouping import group_layers, part_of
 from hardpoint.models.spec import AttentionSpec, LayerSpec, ModelSpec, MoESpec, Names
 from hardpoint_platforms.binding import OpTable
 from hardpoint_platforms.program import Weights
-from hardpoint_platforms.state_cache import State
+from hardpoint_platforms.state_cache import LayerCache, State
 
 
 class DecoderLayer:
-    """Attention and a feed-forward block, each behind its norm."""
+    """Attention and a feed-forward block, each behind its norm, and each summed up where ranks compute parts of it."""
 
-    __slots__ = ("_attention", "_ffn", "_post_attention", "_post_ffn", "_pre_attention", "_pre_ffn")
+    __slots__ = ("_attention", "_ffn", "_post_attention", "_post_ffn", "_pre_attention", "_pre_ffn", "_shard")
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class DecoderLayer:
     ) -> None:
         names, hidden, norm = model.names, model.hidden_size, model.norm
         path = f"{names.layers}.{number}"
+        self._shard = build.shard
         first = FirstNorm if number == 0 else AddNorm
         self._pre_attention = first(build, f"{path}.{names.pre_attention}", hidden, norm)
         where = f"{path}.{names.attention}"
@@ -78,17 +80,18 @@ class DecoderLayer:
         """`x` is the last block's output, not yet added to `residual`; so is the first of what is returned."""
         x, residual = self._pre_attention.enter(x, residual, weights)
         x, state = self._attention(x, positions, plans, state, weights)
+        x = self._shard.sum(x)
         if self._post_attention is not None:
             x = self._post_attention(x, weights)
         x, residual = self._pre_ffn.enter(x, residual, weights)
-        x = self._ffn(x, weights)
+        x = self._shard.sum(self._ffn(x, weights))
         if self._post_ffn is not None:
             x = self._post_ffn(x, weights)
         return x, residual, state
 
 
 class Decoder(CausalModel):
-    """A causal language model built from a spec, or the part of one that `layers` names.
+    """A causal language model built from a spec, or the layers of one that `layers` names, or a rank's part of them.
 
     The first part has the embedding, the last one the final norm and the logits.
     """
@@ -101,9 +104,11 @@ class Decoder(CausalModel):
         dtype: torch.dtype,
         max_model_len: int,
         layers: range | None = None,
+        shard: Shard | None = None,
     ) -> None:
-        """Bind every op. Raises WeightsError for a tensor that is missing or has another shape."""
-        layers = range(len(spec.layers)) if layers is None else layers
+        """Bind every op. Raises WeightsError for a tensor that is missing or has another shape, ConfigError for a
+        number of ranks over which the model cannot be cut."""
+        layers, shard = range(len(spec.layers)) if layers is None else layers, shard or Shard()
         self.spec = spec
         self.vocab_size = spec.vocab_size
         self.hidden_size = spec.hidden_size
@@ -111,17 +116,17 @@ class Decoder(CausalModel):
         self.takes = 2 if layers.start else 0
         grouping = part_of(
             group_layers(
-                [layer.attention.window for layer in spec.layers], [_cache_of(layer) for layer in spec.layers]
+                [layer.attention.window for layer in spec.layers], [_cache_of(layer, shard) for layer in spec.layers]
             ),
             layers,
         )
         self.cache_groups, self.pool = grouping.groups, grouping.pool
         names = spec.names
-        build = LayerBuilder(ops, book, dtype, _prefix(book, names))
-        table = build.weight(f"{names.embed}.weight", (spec.vocab_size, spec.hidden_size))
+        build = LayerBuilder(ops, book, dtype, _prefix(book, names), shard)
+        table = _dealt(build.weight(f"{names.embed}.weight", (spec.vocab_size, spec.hidden_size)), shard)
         self._embedding: Embedding | None = None
         if layers.start == 0:
-            self._embedding = Embedding(build, names.embed, table, spec.embed_scale)
+            self._embedding = Embedding(build, names.embed, table, spec.vocab_size, spec.embed_scale)
         ropes = Ropes(build, max_model_len)
         self._layers = tuple(
             DecoderLayer(build, number, spec.layers[number], spec, ropes, grouping.place[number]) for number in layers
@@ -131,7 +136,8 @@ class Decoder(CausalModel):
         if layers.stop == len(spec.layers):
             self._norm = AddNorm(build, names.final_norm, spec.hidden_size, spec.norm)
             head, where = (table, names.embed) if spec.tied else _head(build, book, spec)
-            self._logits = Logits(build, where, head, spec.logit_softcap)
+            head = head if spec.tied else _dealt(head, shard)
+            self._logits = Logits(build, where, head, spec.vocab_size, spec.logit_softcap)
 
     def advance(
         self,
@@ -160,10 +166,16 @@ class Decoder(CausalModel):
         return self._logits(hidden, weights)
 
 
-def _cache_of(layer: LayerSpec) -> Any:
+def _cache_of(layer: LayerSpec, shard: Shard) -> LayerCache:
     if isinstance(layer.attention, AttentionSpec):
-        return gqa.cache_of(layer.attention)
-    return mla.cache_of(layer.attention)
+        return gqa.cache_of(layer.attention, shard)
+    return mla.cache_of(layer.attention, shard)
+
+
+def _dealt(table: Part, shard: Shard) -> Part:
+    """A rank's rows of the vocabulary; all of them where they cannot be dealt out evenly."""
+    rows = table.spec.shape[0]
+    return cut(table, -2, [shard.mine(rows, "tokens")]) if shard.deals(rows) else table
 
 
 def _post(build: LayerBuilder, path: str, name: str | None, model: ModelSpec) -> Norm | None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hardpoint.errors import ConfigError, UnsupportedArchitecture
+from hardpoint.layers.shard import Shard
 from hardpoint.models.base import CausalModel, ParameterBook
 from hardpoint.models.decoder import Decoder
 from hardpoint.models.families import deepseek, gemma, llama, phi, qwen
@@ -56,6 +57,7 @@ def build_model(
     dtype: torch.dtype,
     max_model_len: int | None = None,
     layers: range | None = None,
+    shard: Shard | None = None,
 ) -> tuple[CausalModel, ParameterBook]:
     """Bind every op and list every weight; nothing but headers is read.
 
@@ -65,6 +67,7 @@ def build_model(
         dtype: of activations and of plain weights.
         max_model_len: longest sequence served; fixes rope tables and windows. None takes the model's own.
         layers: the part of the model to build; None for all of it.
+        shard: the part of these layers that one of several ranks has; None for all of them.
 
     Raises UnsupportedArchitecture, ConfigError (a key of config.json, or --max-model-len), WeightsError (a tensor that
     is missing or of another shape), UnsupportedOperation (an op that nobody takes).
@@ -80,7 +83,7 @@ def build_model(
             hint=f"use --max-model-len {context} or less",
         )
     book = ParameterBook(checkpoint.weights)
-    return Decoder(family.spec(fields, length), ops, book, dtype, length, layers), book
+    return Decoder(family.spec(fields, length), ops, book, dtype, length, layers, shard), book
 
 
 def model_layers(config: Mapping[str, Any]) -> int:

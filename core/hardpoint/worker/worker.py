@@ -11,6 +11,7 @@ import torch
 from hardpoint.config.engine import EngineConfig
 from hardpoint.errors import ConfigError
 from hardpoint.kv.sizing import PagePlan, plan_pages
+from hardpoint.layers.shard import Shard
 from hardpoint.models.base import CausalModel, ParameterBook
 from hardpoint.models.registry import build_model
 from hardpoint.weights.source import Checkpoint
@@ -46,7 +47,7 @@ class BoundDraws:
 class BoundModel:
     """A model, or a part of one, whose every op has a provider, before any weight is read.
 
-    `draws` is None for a part that is not the last; `again` builds the same on another table.
+    `draws` is None for a part that is not the last; `again` builds the same on another table, or for another rank.
     """
 
     model: CausalModel
@@ -55,7 +56,7 @@ class BoundModel:
     draws: BoundDraws | None
     dtype: torch.dtype
     max_model_len: int
-    again: Callable[[OpTable], BoundModel]
+    again: Callable[[OpTable | None, int], BoundModel]
 
     @property
     def fallbacks(self) -> tuple[Binding, ...]:
@@ -78,21 +79,24 @@ def bind_model(
     ops: OpTable | None = None,
     layers: range | None = None,
     last: bool = True,
+    rank: int = 0,
 ) -> BoundModel:
     """Build the model, or the part that `layers` names, on the device's op table or on a fresh one that is given.
 
-    Reads no weights. `last`: whether the part ends the model. Raises ModelError, ConfigError, UnsupportedOperation.
+    Reads no weights. `rank`: of those that the device runs, all with the same ops, but weights of their own. `last`:
+    whether the part ends the model. Raises ModelError, ConfigError, UnsupportedOperation.
     """
     dtype = choose_dtype(config.model.dtype, checkpoint.config, device.capabilities())
     ops = op_table(device, config.device.kernels) if ops is None else ops
-    model, book = build_model(checkpoint, ops, dtype, config.model.max_model_len, layers)
+    shard = Shard.on(device, rank, config.device.expert_parallel)
+    model, book = build_model(checkpoint, ops, dtype, config.model.max_model_len, layers, shard)
     draws = None
     if last:
         sample = ops.bind(ops.contract("sample").instance("sampler", torch.float32))
         draws = BoundDraws(sample, ops.bind(ops.contract("logprobs").instance("prompt scores", torch.float32)))
 
-    def again(table: OpTable) -> BoundModel:
-        return bind_model(config, checkpoint, device, table, layers, last)
+    def again(table: OpTable | None, rank: int = 0) -> BoundModel:
+        return bind_model(config, checkpoint, device, table, layers, last, rank)
 
     bound = BoundModel(model, book, ops, draws, dtype, model.max_context, again)
     if bound.fallbacks and config.device.on_fallback == "error":
@@ -187,7 +191,7 @@ class Worker:
         if not is_worthwhile(part.device, part.bound.ops):
             return state
         before = (lambda: progress("trial of the ops", 0.0)) if progress else None
-        bound = part.bound.again(CheckedTable(part.bound.ops, part.device, before))
+        bound = part.bound.again(CheckedTable(part.bound.ops, part.device, before), 0)
         model = bound.model
         trial = Trial(
             step=make_inner_step(model) if bound.draws is None else make_step(model, bound.draws.sample.kernel),
@@ -211,10 +215,16 @@ def _shares(placed: Sequence[PlacedModel]) -> list[tuple[float, float]]:
 
 
 def _load(part: PlacedModel, share: tuple[float, float], progress: Progress | None) -> Weights:
-    if progress is None:
-        return part.bound.book.load(part.device)
     first, size = share
-    return part.bound.book.load(part.device, lambda done: progress("weights", first + done * size))
+    ranks = part.device.mesh.ranks
+
+    def loader(rank: int) -> Callable[[Device], Weights]:
+        book = part.bound.book if rank == 0 else part.bound.again(None, rank).book
+        before = first + size * rank / ranks
+        told = None if progress is None else (lambda done: progress("weights", before + done * size / ranks))
+        return lambda device: book.load(device, told)
+
+    return part.device.load_ranks([loader(rank) for rank in range(ranks)])
 
 
 def cache_layout(config: EngineConfig, bound: BoundModel, device: Device) -> CacheLayout:

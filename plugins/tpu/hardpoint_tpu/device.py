@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,28 +10,31 @@ import jax
 import torch
 
 from hardpoint_platforms.capabilities import BatchLimits, Capabilities, ExecutionMode, TuningChoice
+from hardpoint_platforms.communication import TENSOR_AXIS, Communicator, Mesh
 from hardpoint_platforms.device import Device, DeviceInfo, MemoryInfo
 from hardpoint_platforms.ops.provider import OpProvider
-from hardpoint_platforms.program import ProgramBuilder
+from hardpoint_platforms.program import ProgramBuilder, Weights
 from hardpoint_platforms.state_cache import StateCache
 from hardpoint_platforms.streams import Readback
 from hardpoint_platforms.strict.static.buckets import PREFILL_START, shapes_for
 from hardpoint_tpu.arrays import to_torch
 from hardpoint_tpu.memory import Memory
+from hardpoint_tpu.mesh import Chips, Collectives
 from hardpoint_tpu.program import XlaBuilder
 from hardpoint_tpu.providers import tpu_providers
 from hardpoint_tpu.runtime import Runtime, array_of
 from hardpoint_tpu.state import TpuStateCache
+from hardpoint_tpu.trees import flatten, rebuild
 
 _ON_TPU, _ON_HOST = (torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)
 
 
 class TpuDevice(Device):
-    """One chip, or the processor in its place."""
+    """One chip, or several that run each program together, or the processor in their place."""
 
-    def __init__(self, info: DeviceInfo, device: jax.Device, options: Mapping[str, Any]) -> None:
+    def __init__(self, info: DeviceInfo, chips: Chips, options: Mapping[str, Any]) -> None:
         self._info = info
-        self._runtime = Runtime(device, str(info), options.get("effort"))
+        self._runtime = Runtime(chips, str(info), options.get("effort"))
         limit = options.get("memory_mib")
         self._memory = Memory(self._runtime, None if limit is None else int(limit) << 20)
         self._growth = int(options.get("growth", 4))
@@ -58,6 +62,36 @@ class TpuDevice(Device):
 
     def close(self) -> None:
         self._runtime.close()
+
+    @property
+    def mesh(self) -> Mesh:
+        count = self._runtime.chips.count
+        return Mesh((TENSOR_AXIS,), (count,)) if count > 1 else Mesh((), ())
+
+    def communicator(self, mesh: Mesh, rank: int, rendezvous: str) -> Communicator:
+        if mesh == self.mesh:
+            return Collectives(mesh, self._runtime.wrap)
+        return super().communicator(mesh, rank, rendezvous)
+
+    def load_ranks(self, loads: Sequence[Callable[[Device], Weights]]) -> Weights:
+        if len(loads) == 1:
+            return loads[0](self)
+        leaves: list[list[Any]] = []
+        for rank, load in enumerate(loads):
+            leaves.append([])
+            form = flatten(load(self._chip(rank)), leaves[-1])
+        joined: dict[int, Any] = {}
+        for parts in zip(*leaves, strict=True):
+            # weights that ops share stay shared
+            joined.setdefault(id(parts[0]), self._runtime.chips.join(parts))
+        weights: Weights = rebuild(form, iter([joined[id(first)] for first in leaves[0]]), self._runtime.wrap)
+        return weights
+
+    def _chip(self, rank: int) -> TpuDevice:
+        """One of the chips, to make its weights on."""
+        chip = copy.copy(self)
+        chip._runtime = self._runtime.on_chip(rank)
+        return chip
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return self._memory.zeros(shape, dtype)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
+from jax.sharding import PartitionSpec
 
 from hardpoint_platforms.device import MemoryInfo
 from hardpoint_platforms.errors import OutOfDeviceMemory
+from hardpoint_tpu.mesh import APART, SAME
 from hardpoint_tpu.runtime import Runtime
 
 
@@ -24,13 +27,14 @@ class Memory:
         self._limit = limit or host_memory() // 2
 
     def info(self) -> MemoryInfo:
-        """Free and total bytes now."""
-        told = self._runtime.device.memory_stats() or {}
-        if "bytes_limit" in told:
-            total, used = int(told["bytes_limit"]), int(told["bytes_in_use"])
-        else:
-            total, used = self._limit, sum(array.nbytes for array in jax.live_arrays() if not array.is_deleted())
-        return MemoryInfo(max(0, total - used), total)
+        """Free and total bytes now; of several chips those of the one that has least."""
+        chips = self._runtime.chips
+        told = [stats for device in chips.devices if "bytes_limit" in (stats := device.memory_stats() or {})]
+        if told:
+            free = min(int(stats["bytes_limit"]) - int(stats["bytes_in_use"]) for stats in told)
+            return MemoryInfo(max(0, free), min(int(stats["bytes_limit"]) for stats in told))
+        used = sum(_bytes_held(array) for array in jax.live_arrays() if not array.is_deleted())
+        return MemoryInfo(max(0, self._limit - used) // chips.count, self._limit // chips.count)
 
     def require(self, size: int, what: str) -> None:
         """Raise OutOfDeviceMemory where `size` bytes more do not fit."""
@@ -41,15 +45,22 @@ class Memory:
                 hint="give the KV cache less memory (--kv-cache-memory) or use a smaller --max-model-len",
             )
 
-    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Zeroed memory of the device. Raises OutOfDeviceMemory."""
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype, spec: PartitionSpec = SAME) -> torch.Tensor:
+        """Zeroed memory of the device; with `APART` of this shape on each chip. Raises OutOfDeviceMemory."""
         from torchax.ops.mappings import t2j_dtype
 
         what = f"{tuple(shape)} of {dtype}"
         self.require(math.prod(shape) * dtype.itemsize, what)
+        chips = self._runtime.chips
+        whole = (shape[0] * chips.count, *shape[1:]) if spec == APART else tuple(shape)
         with self._runtime.memory_errors(what):
-            made = jnp.zeros(tuple(shape), t2j_dtype(dtype), device=self._runtime.device)
+            made = jnp.zeros(whole, t2j_dtype(dtype), device=chips.placed(spec))
         return self._runtime.wrap(made)
+
+
+def _bytes_held(array: Any) -> int:
+    """Of an array on all its devices."""
+    return sum(shard.data.nbytes for shard in array.addressable_shards)
 
 
 def host_memory() -> int:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hardpoint_platforms.communication import TENSOR_AXIS, Mesh
 from hardpoint_platforms.device import Device, DeviceInfo
 from hardpoint_platforms.errors import DeviceUnavailable
 from hardpoint_platforms.hookspecs import hookimpl
@@ -35,7 +37,8 @@ class TpuPlatform(Platform):
         if missing:
             return ProbeResult((), (f"{' and '.join(missing)} not installed: {_INSTALL}",))
         if _wanted_backend() == "cpu":
-            return ProbeResult((DeviceInfo("tpu", 0, NO_TPU),))
+            count = int(os.environ.get("JAX_NUM_CPU_DEVICES") or 1)
+            return ProbeResult(tuple(DeviceInfo("tpu", index, NO_TPU) for index in range(count)))
         chips, why = find_chips(self._root)
         if not chips:
             return ProbeResult((), (f"{why}; JAX_PLATFORMS=cpu tries the plugin on the processor",))
@@ -44,28 +47,58 @@ class TpuPlatform(Platform):
         return ProbeResult(tuple(DeviceInfo("tpu", index, name) for index, name in enumerate(chips)))
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
+        return self.open_mesh(index, Mesh((), ()), options)
+
+    def open_mesh(self, index: int, mesh: Mesh, options: Mapping[str, Any]) -> Device:
         found = self.probe()
         info = next((device for device in found.devices if device.index == index), None)
         if info is None:
             reasons = "; ".join(found.reasons) or f"there are {len(found.devices)} devices"
             raise DeviceUnavailable(f"there is no tpu:{index}: {reasons}", hint="`hardpoint doctor` lists them")
-        import jax
+        if mesh.axes not in ((), (TENSOR_AXIS,)):
+            raise DeviceUnavailable(f"a mesh of TPU chips has the axis {TENSOR_AXIS!r} alone, not {mesh.axes}")
 
         from hardpoint_tpu.device import TpuDevice
+        from hardpoint_tpu.mesh import Chips
 
         _keep_programs(options.get("cache"))
-        if info.name == NO_TPU:
-            # JAX may have been imported before JAX_PLATFORMS was set, and would wake every chip that it knows
-            jax.config.update("jax_platforms", "cpu")
-        try:
-            device = jax.devices("cpu" if info.name == NO_TPU else "tpu")[index]
-        except (RuntimeError, IndexError) as error:
-            told = str(error).partition("\n")[0]
-            raise DeviceUnavailable(
-                f"tpu:{index} ({info.name}) cannot be used: {told}",
-                hint="another process may hold the chip; libtpu must fit this jax",
-            ) from error
-        return TpuDevice(info, device, options)
+        return TpuDevice(info, Chips(_devices(info, mesh.ranks)), options)
+
+
+def _devices(info: DeviceInfo, count: int) -> list[Any]:
+    """JAX's devices from this one on. Raises DeviceUnavailable."""
+    import jax
+
+    on_host = info.name == NO_TPU
+    if on_host:
+        # JAX may have been imported before JAX_PLATFORMS was set, and would wake every chip that it knows
+        jax.config.update("jax_platforms", "cpu")
+        _split_host(info.index + count)
+    try:
+        found = jax.devices("cpu" if on_host else "tpu")
+    except RuntimeError as error:
+        told = str(error).partition("\n")[0]
+        raise DeviceUnavailable(
+            f"{info} ({info.name}) cannot be used: {told}",
+            hint="another process may hold the chip; libtpu must fit this jax",
+        ) from error
+    chosen: list[Any] = found[info.index : info.index + count]
+    if len(chosen) < count:
+        raise DeviceUnavailable(
+            f"{count} chips from {info} on are wanted, JAX has {len(found)} in all",
+            hint="give a smaller --tensor-parallel-size"
+            + (f", or set JAX_NUM_CPU_DEVICES={info.index + count} before the process starts" if on_host else ""),
+        )
+    return chosen
+
+
+def _split_host(count: int) -> None:
+    """Have JAX see the processor as so many devices, while it has not looked yet."""
+    import jax
+
+    if count > max(1, jax.config.jax_num_cpu_devices):
+        with suppress(RuntimeError):  # it has: what there are too few of is said by the caller
+            jax.config.update("jax_num_cpu_devices", count)
 
 
 def _wanted_backend() -> str:

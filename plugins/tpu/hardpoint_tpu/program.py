@@ -27,6 +27,7 @@ from hardpoint_platforms.program import (
 )
 from hardpoint_platforms.state_cache import State
 from hardpoint_platforms.strict.static.buckets import name_of, static_buckets
+from hardpoint_tpu.mesh import APART, SAME, spec_of
 from hardpoint_tpu.runtime import Runtime
 from hardpoint_tpu.state import Pools, StateHandle, handle_of
 from hardpoint_tpu.trees import Form, flatten, gather, rebuild
@@ -73,7 +74,16 @@ class XlaProgram(Program):
         donated = tuple(range(len(arrays)))
         form = (tuple, state_form, flatten(inputs, arrays), flatten(weights, arrays))
         whole = self._runtime.traced(lambda tree, given, loaded: self._step(given, tree, loaded), form, self._told)
-        return self._runtime.jit(whole, donated).lower(*(map(place, arrays) if place else arrays))
+        held_arrays = len(donated)
+
+        def step(*arrays: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+            """(outputs, state): the one the same on each chip, the other apart."""
+            out = whole(*arrays)
+            return out[:-held_arrays], out[-held_arrays:]
+
+        lie = (tuple(spec_of(array) or SAME for array in arrays), (SAME, APART))
+        jitted = self._runtime.jit(step, donated, lie)
+        return jitted.lower(*(map(place, arrays) if place else arrays))
 
     def run(self, inputs: StepInputs, state: State, weights: Weights) -> tuple[StepOutputs, State]:
         if self._compiled is None:
@@ -86,13 +96,15 @@ class XlaProgram(Program):
         gather(handle_of(state, self._name).take(self._name), arrays)
         gather(inputs, arrays)
         with self._runtime.memory_errors(self._name):
-            out = self._compiled(*arrays, *self._weights[1])
-        outputs, after = rebuild(self._told[-1], iter(out), self._runtime.wrap)
+            out, held = self._compiled(*arrays, *self._weights[1])
+        outputs, after = rebuild(self._told[-1], iter((*out, *held)), self._runtime.wrap)
         pools: Pools = after
         return outputs, StateHandle(pools)
 
     def describe(self) -> str:
-        return f"one XLA program per step size on {self._runtime.name}, the state donated"
+        count = self._runtime.chips.count
+        where = self._runtime.name if count == 1 else f"{count} chips at once, {self._runtime.name} the first"
+        return f"one XLA program per step size on {where}, the state donated"
 
 
 class XlaBuilder(ProgramBuilder):

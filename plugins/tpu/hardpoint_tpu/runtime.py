@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,27 +11,33 @@ from typing import Any
 
 import jax
 import torch
+from jax.sharding import PartitionSpec
 
 from hardpoint_platforms.errors import OutOfDeviceMemory
 from hardpoint_tpu.arrays import to_numpy, to_torch
 from hardpoint_tpu.compiles import Compiles
 from hardpoint_tpu.lowerings import add_lowerings
+from hardpoint_tpu.mesh import SAME, Chips, spec_of
 from hardpoint_tpu.torchax_compat import environment
 from hardpoint_tpu.trees import Form, flatten, rebuild
+
+#: How arguments and results of a program lie on the chips of a mesh; see `Chips.spread`.
+Lie = tuple[tuple[PartitionSpec, ...], Any]
 
 #: How XLA says that memory ran out.
 _EXHAUSTED = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 
 
 class Runtime:
-    """Owns the environment and the JAX device. Not shared between opened devices."""
+    """Owns the environment and the JAX devices. Not shared between opened devices."""
 
-    def __init__(self, device: jax.Device, name: str, effort: int | None = None) -> None:
+    def __init__(self, chips: Chips, name: str, effort: int | None = None) -> None:
         """`effort`: XLA's optimization level on the processor, None for its own choice."""
         # Positions, seeds and sums of probabilities are 64 bits wide in the contracts.
         jax.config.update("jax_enable_x64", True)
-        self.device, self.name = device, name
-        self.on_tpu = device.platform == "tpu"
+        self.chips, self.name = chips, name
+        self.device = chips.devices[0]
+        self.on_tpu = self.device.platform == "tpu"
         self.compiles = Compiles()
         on_host = not self.on_tpu and effort is not None
         self._options = {"xla_backend_optimization_level": effort} if on_host else None
@@ -49,19 +56,27 @@ class Runtime:
         self.compiling.shutdown(cancel_futures=True)
         self.compiles.close()
 
+    def on_chip(self, rank: int) -> Runtime:
+        """The same, of one of the chips."""
+        one = copy.copy(self)
+        one.chips = Chips(self.chips.devices[rank : rank + 1])
+        one.device = one.chips.devices[0]
+        return one
+
     def wrap(self, array: Any) -> torch.Tensor:
         """A JAX array as a tensor of this device. No copy."""
         with torch.inference_mode(False):
             return self._tensor(array, self._env)
 
     def put(self, tensors: Sequence[torch.Tensor], copy: bool) -> tuple[torch.Tensor, ...]:
-        """Host tensors on the device in one transfer; without `copy` they may be what is read until the step is done.
+        """Host tensors on the device in one transfer, on each chip; without `copy` they may be what is read until the
+        step is done.
 
         Raises OutOfDeviceMemory.
         """
         host = [to_numpy(tensor, copy) for tensor in tensors]
         with self.memory_errors(f"{sum(part.nbytes for part in host)} bytes from the host"):
-            return tuple(self.wrap(array) for array in jax.device_put(host, self.device))
+            return tuple(self.wrap(array) for array in jax.device_put(host, self.chips.placed(SAME)))
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """A device tensor on the host; waits for it."""
@@ -100,9 +115,13 @@ class Runtime:
 
         return run
 
-    def jit(self, run: Callable[..., Any], donated: Sequence[int] = ()) -> Any:
-        """`run` as a function that XLA compiles, with this device's options."""
-        return jax.jit(run, donate_argnums=tuple(donated), compiler_options=self._options)
+    def jit(self, run: Callable[..., Any], donated: Sequence[int] = (), lie: Lie | None = None) -> Any:
+        """`run` as a function that XLA compiles, with this device's options.
+
+        lie: how arguments and results lie on the chips of a mesh; None where it runs on one chip.
+        """
+        whole = run if lie is None else self.chips.spread(run, *lie)
+        return jax.jit(whole, donate_argnums=tuple(donated), compiler_options=self._options)
 
     def routine(self, body: Callable[..., Any], replaces: Sequence[int] = ()) -> Routine:
         """`body` compiled for each form of arguments that it meets; see `Device.routine`."""
@@ -112,12 +131,13 @@ class Runtime:
 class Routine:
     """A PyTorch function of trees that XLA compiles as a whole, once per form and shapes of its arguments.
 
-    Called while a larger program is traced it becomes a function of that program, traced once for all its calls.
+    Called while a larger program is traced it becomes a function of that program, traced once for all its calls. On a
+    mesh its results are the same on each chip, whatever its arguments are.
     """
 
     def __init__(self, runtime: Runtime, body: Callable[..., Any], replaces: frozenset[int]) -> None:
         self._runtime, self._body, self._replaces = runtime, body, replaces
-        self._known: dict[tuple[Form, bool], tuple[Callable[..., tuple[Any, ...]], list[Form]]] = {}
+        self._known: dict[tuple[Form, bool, Lie | None], tuple[Callable[..., tuple[Any, ...]], list[Form]]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         arrays: list[Any] = []
@@ -129,11 +149,12 @@ class Routine:
             if index in self._replaces:
                 donated += range(before, len(arrays))
         inside = any(isinstance(array, jax.core.Tracer) for array in arrays)
-        key = ((tuple, *parts), inside)
+        lie = None if inside else self._lie(arrays)
+        key = ((tuple, *parts), inside, lie)
         if key not in self._known:
             told: list[Form] = []
             run = self._runtime.traced(self._body, key[0], told)
-            self._known[key] = (jax.jit(run) if inside else self._runtime.jit(run, donated), told)
+            self._known[key] = (jax.jit(run) if inside else self._runtime.jit(run, donated, lie), told)
         compiled, told = self._known[key]
         for index in donated if self._runtime.awaited and not inside else ():
             if reading := self._runtime.awaited.get(id(arrays[index])):
@@ -141,6 +162,12 @@ class Routine:
         with self._runtime.memory_errors("a routine"):
             out = compiled(*arrays)
         return rebuild(told[-1], iter(out), self._runtime.wrap)
+
+    def _lie(self, arrays: Sequence[Any]) -> Lie | None:
+        """How the arguments lie on a mesh: what comes out is the same on each chip. None where they are on one chip."""
+        specs = tuple(map(spec_of, arrays)) if self._runtime.chips.count > 1 else ()
+        known = tuple(spec for spec in specs if spec is not None)
+        return (known, SAME) if known and len(known) == len(specs) else None
 
 
 def on_device(tensor: torch.Tensor) -> bool:

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from hardpoint_platforms.errors import PlatformError
+from hardpoint_platforms.errors import PlatformError, UnsupportedOperation
 from hardpoint_platforms.state_cache import CacheLayout, CanonicalPages, State, StateCache
 from hardpoint_tpu.arrays import to_numpy, to_torch
 from hardpoint_tpu.memory import Memory
+from hardpoint_tpu.mesh import APART, SAME
 from hardpoint_tpu.runtime import Runtime
 from hardpoint_tpu.trees import gather
 
@@ -26,7 +27,8 @@ _PAGES_AT_ONCE = 16
 
 @dataclass(frozen=True, eq=False)
 class Pools:
-    """What a state holds: per pool layer its parts, tensors [pages, page_tokens, heads * width].
+    """What a state holds: per pool layer its parts, tensors [pages, page_tokens, heads * width]; on several chips one
+    after another those of each.
 
     Heads lie side by side, so that one head of a page is a tile of its own, and a page needs no padding for few heads.
 
@@ -101,7 +103,7 @@ class TpuStateCache(StateCache):
     def __init__(self, runtime: Runtime, memory: Memory) -> None:
         self._runtime, self._memory = runtime, memory
         self._read = runtime.jit(_read)
-        self._copy = runtime.jit(_copied, (0,))
+        self._copy = runtime.jit(_copied, (0,), ((APART, SAME, SAME), APART))
         self._write = runtime.jit(_written, (0,))
 
     def page_bytes(self, layout: CacheLayout) -> int:
@@ -111,7 +113,7 @@ class TpuStateCache(StateCache):
         self._memory.require(num_pages * self.page_bytes(layout), f"{num_pages} pages")
         layers = tuple(
             tuple(
-                self._memory.zeros((num_pages, layout.page_tokens, heads * width), layout.dtype)
+                self._memory.zeros((num_pages, layout.page_tokens, heads * width), layout.dtype, APART)
                 for _, heads, width in layer.parts
             )
             for layer in layout.pool
@@ -127,6 +129,7 @@ class TpuStateCache(StateCache):
         return self._handle(pools, parts)
 
     def export_pages(self, state: State, layout: CacheLayout, page_ids: Sequence[int]) -> CanonicalPages:
+        self._on_one_chip("export_pages")
         pools = handle_of(state, "export_pages").tree("export_pages")
         parts = _parts(pools)
         pieces: list[list[torch.Tensor]] = [
@@ -140,6 +143,7 @@ class TpuStateCache(StateCache):
         return CanonicalPages(layout, tuple(page_ids), data)
 
     def import_pages(self, state: State, page_ids: Sequence[int], pages: CanonicalPages) -> State:
+        self._on_one_chip("import_pages")
         pools = handle_of(state, "import_pages").take("import_pages")
         parts, start = _parts(pools), 0
         dtypes = [part.dtype for layer in pools.layers for part in layer]
@@ -153,6 +157,10 @@ class TpuStateCache(StateCache):
             parts = self._write(parts, np.where(np.arange(len(ids)) < count, ids, ids[0]), rows)
             start += count
         return self._handle(pools, parts)
+
+    def _on_one_chip(self, what: str) -> None:
+        if self._runtime.chips.count > 1:
+            raise UnsupportedOperation(f"{what}: a page of a model that is cut over chips has a part on each")
 
     def _handle(self, pools: Pools, parts: Sequence[Any]) -> StateHandle:
         arrays = iter(parts)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from hardpoint.layers.shard import Shard
 from hardpoint.models.base import CausalModel
 from hardpoint.models.registry import build_model
 from hardpoint.weights.safetensors import SafetensorsSource
@@ -120,6 +121,7 @@ class Served:
         config: dict[str, Any] | None = None,
         source: Any = None,
         own: Sequence[OpProvider] = (),
+        shard: Shard | None = None,
     ) -> None:
         config = config or json.loads((folder / "config.json").read_text())
         self.source = source or SafetensorsSource(folder)
@@ -127,7 +129,7 @@ class Served:
         self.device = ReferenceDevice()
         self.ops = OpTable(CONTRACTS, own, reference_providers())
         self.model: CausalModel
-        self.model, self.book = build_model(checkpoint, self.ops, dtype, max_model_len)
+        self.model, self.book = build_model(checkpoint, self.ops, dtype, max_model_len, shard=shard)
         self.weights = self.book.load(self.device)
         layout = CacheLayout(self.model.cache_groups, self.model.pool, PAGE_TOKENS, dtype)
         self.state = self.device.state_cache().allocate(layout, NUM_PAGES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,19 @@ for folder in (HERE, HERE.parents[2] / "plugins" / "tpu"):
         sys.path.insert(0, str(folder))
 
 
+def several_chips() -> None:
+    """Have JAX see the processor as four devices, where it has not looked yet."""
+    with suppress(ImportError, RuntimeError):
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", 4)
+
+
 @pytest.fixture(autouse=True)
 def _on_the_processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One thread, and JAX's processor back end: within these tests alone, since `auto` would take it elsewhere."""
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    several_chips()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -35,6 +45,7 @@ def device() -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_PLATFORMS", "cpu")
+        several_chips()
         opened = TpuPlatform().open(0, FAST)
     yield opened
     opened.close()

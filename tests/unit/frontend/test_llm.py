@@ -180,6 +180,8 @@ GIVEN = {
     "device": "auto",
     "device_options": None,
     "placement": None,
+    "tensor_parallel_size": 1,
+    "enable_expert_parallel": False,
     "on_fallback": "warn",
     "max_model_len": None,
     "load_format": "auto",
@@ -209,13 +211,15 @@ def test_arguments_in_both_spellings() -> None:
     assert (config.cache.page_tokens, config.cache.memory_fraction, config.cache.kv_cache_memory) == (32, 0.9, 2**30)
     assert (config.scheduler.max_batch_tokens, config.model.seed) == (512, 3)
     assert config_of(GIVEN).cache == CacheConfig()
+    cut = config_of(GIVEN | {"tensor_parallel_size": 4, "enable_expert_parallel": True}).device
+    assert (cut.tensor_parallel_size, cut.expert_parallel) == (4, True)
 
 
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
         ("nonsense", 1, "nonsense"),
-        ("tensor_parallel_size", 2, "tensor_parallel_size=2"),
+        ("pipeline_parallel_size", 2, "pipeline_parallel_size=2"),
         ("quantization", "x", "quant"),
     ],
 )

@@ -107,7 +107,7 @@ def serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], flo
     (folder / "config.json").write_text(json.dumps(config))
     device = SimPlatform().open(0, OPTIONS)
     monkeypatch.setattr(devices, "select", lambda name, registry: SimpleNamespace(reason="asked for"))
-    monkeypatch.setattr(devices, "open_device", lambda selection, options: device)
+    monkeypatch.setattr(devices, "open_device", lambda *_: device)
     made = build.build_engine(
         EngineConfig(ModelConfig(str(folder), load_format="dummy"), cache=CacheConfig(kv_cache_memory=1 << 20))
     )

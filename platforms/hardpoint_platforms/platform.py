@@ -47,3 +47,12 @@ class Platform(ABC):
             f"{type(self).__name__} runs one rank per process, and cannot open {mesh.ranks} devices as one",
             hint="--tensor-parallel-size needs a platform whose programs span devices",
         )
+
+    def target(self, name: str, mesh: Mesh, options: Mapping[str, Any]) -> Device:
+        """Devices that are not here, by the name of their kind ("v5e-2x2"), as one device that runs the mesh.
+
+        For `hardpoint plan`: its weights and state have shapes and no memory, its programs are compiled and weighed
+        (`Program.footprint`), and nothing can be run. `memory` tells what a device of that kind has. Raises
+        DeviceUnavailable, also for a name that nobody knows; the default knows none.
+        """
+        raise DeviceUnavailable(f"{type(self).__name__} compiles for no device that is not here")

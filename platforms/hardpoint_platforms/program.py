@@ -7,7 +7,7 @@ depends on data and no read-back to the host.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -104,7 +104,11 @@ class Bucket:
     sampling: SamplingShape = SamplingShape.ANY
 
     def fits(self, tokens: int, requests: int, query: int, sampling: SamplingShape) -> bool:
-        """Whether a step of these sizes may be padded to it. `query`: tokens of the request that brings most."""
+        """Whether a step of these sizes may be padded to it. `query`: tokens of the request that brings most.
+
+        Asked before each step, smallest first. Where programs become ready one after another a device may derive, and
+        say no for those that are not; one that is ready has to be left for every step that the batch limits allow.
+        """
         return (
             (not self.tokens or tokens <= self.tokens)
             and (not self.requests or requests <= self.requests)
@@ -115,6 +119,27 @@ class Bucket:
 
 #: What a device that runs steps of any size has.
 ANY_SIZE = Bucket(0, 0)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a compiled program takes on each device, as its compiler says.
+
+    Attributes:
+        arguments: bytes of weights, state and inputs.
+        in_place: of these, what it returns in the same memory: the state.
+        temporaries: bytes beside them while it runs.
+        collectives: how many of each kind it has ("all-reduce": 65).
+        kernels: calls of kernels that the compiler did not make.
+        seconds: that compiling took.
+    """
+
+    arguments: int
+    in_place: int
+    temporaries: int
+    collectives: Mapping[str, int]
+    kernels: int
+    seconds: float
 
 
 class Program(ABC):
@@ -139,6 +164,10 @@ class Program(ABC):
         the new state; `state` is dead afterwards. The default runs the step once.
         """
         return self.run(inputs, state, weights)[1]
+
+    def footprint(self, inputs: StepInputs, state: State, weights: Weights) -> Footprint | None:
+        """Compile it for inputs of these shapes, run nothing, and say what it takes; None where nobody can say."""
+        return None
 
     def describe(self) -> str:
         """How it runs, for people ("a tape of 243 native calls"); empty where there is nothing to say."""

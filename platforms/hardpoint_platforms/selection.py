@@ -98,6 +98,24 @@ def open_device(selection: Selection, options: Mapping[str, Any] | None = None, 
     raise refused
 
 
+def open_target(
+    name: str, target: str, registry: PlatformRegistry, mesh: Mesh, options: Mapping[str, Any] | None = None
+) -> Device:
+    """Devices of a kind that is not here (`Platform.target`), by the platform's name. Raises as `open_device` does."""
+    entry = registry.entry(name)
+    platform = registry.load(name)
+    checked = validate_options(entry.manifest, options or {}) if entry.manifest else {}
+    refused: PlatformError | None = None
+    with guard(
+        entry, "open", f"{name} cannot compile for {target}", "`hardpoint doctor` shows whether it works at all"
+    ):
+        try:
+            return platform.target(target, mesh, checked)
+        except PlatformError as error:
+            refused = error
+    raise refused
+
+
 def close_device(device: Device) -> None:
     """Close a device that `open_device` gave, and let go of what its platform held for itself."""
     try:

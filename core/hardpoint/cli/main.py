@@ -62,6 +62,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
             Command("doctor", "is every device plugin in order?"),
             Command("explain", "which provider runs each op of a model, and why"),
             Command("bench", "measure a server, the engine or its parts"),
+            Command("plan", "would a model fit on devices that you do not have? compiles its programs for them"),
             Command("simulate", "how chips that you do not have would serve your traffic"),
             Command("conformance", "does a device plugin keep the interface, up to which level?"),
             Command("plugin", "start a device plugin of your own"),

@@ -32,7 +32,7 @@ def load_model(
     """
     from hardpoint.models.registry import find_family  # torch; the list of shapes does without
 
-    config, found = _read(name)
+    config, found = read_config(name)
     family = find_family(config)
     fields = family.fields(config)
     context = family.context(fields)
@@ -53,7 +53,8 @@ def activation_dtype(weights: WeightFormat) -> str:
     return weights.name if weights.name in ("float32", "float16") else "bfloat16"
 
 
-def _read(name: str) -> tuple[dict[str, Any], WeightFormat | None]:
+def read_config(name: str) -> tuple[dict[str, Any], WeightFormat | None]:
+    """The config of a model, and how its weights are kept where a file says so. Raises ModelNotFound, ModelError."""
     if name in shape_names():
         return read_json(SHAPES / f"{name}.json", required=True), None
     path = Path(name).expanduser()

@@ -28,7 +28,9 @@ class DummySource(WeightSource):
     numbers, each a little further on, since drawing billions of them takes minutes.
     """
 
-    def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float32, empty: bool = False) -> None:
+        """`empty`: weights have shapes and no numbers (torch's "meta" device), for `hardpoint plan`."""
+        self._empty = empty
         self._seed = seed
         self._dtype = dtype
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -55,6 +57,8 @@ class DummySource(WeightSource):
 
     def load(self, name: str) -> Weight:
         """A view into the run wherever it suffices: nothing is copied until somebody wants it laid out."""
+        if self._empty:
+            return torch.empty(self.spec(name).shape, dtype=self._dtype, device="meta")
         shape = self.spec(name).shape
         columns, rows = shape[-1], math.prod(shape[:-1])
         run = self._run(columns**-0.5 if len(shape) > 1 else 0.02, 1.0 if len(shape) == 1 and "norm" in name else 0.0)

@@ -10,8 +10,9 @@ model that is cut over several devices waits where one hands its activations to 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from hardpoint.worker.sampling_batch import SamplingBatchBuilder
 from hardpoint.worker.sequence_table import SequenceTable
 from hardpoint.worker.stage import Stage, StageParts
 from hardpoint_platforms.ops.contract import Kernel
-from hardpoint_platforms.program import Bucket, SamplingShape, StepInputs, StepOutputs
+from hardpoint_platforms.program import Bucket, Footprint, SamplingShape, StepInputs, StepOutputs
 from hardpoint_platforms.streams import Readback
 
 
@@ -98,27 +99,7 @@ class ModelRunner:
 
         groups: cache groups of the layout.
         """
-        length = self._warm_up_length
-        page = tuple(np.zeros((1, length // self._page_tokens + 1), np.int32) for _ in range(groups))
-
-        def sequence(row: int) -> NewSequence:
-            return NewSequence(
-                row, f"warm-up {row}", np.zeros(length, np.int32), length, SamplingParams(temperature=0.0)
-            )
-
-        def step(number: int, *rows: tuple[int, int], new: tuple[NewSequence, ...] = ()) -> StepPlan:
-            """rows: (new tokens, computed ones) of each."""
-            return StepPlan(
-                step=number,
-                released=(),
-                new=new,
-                rows=np.arange(len(rows), dtype=np.int32),
-                query_lengths=np.array([query for query, _ in rows], np.int32),
-                computed=np.array([computed for _, computed in rows], np.int32),
-                samples=np.ones(len(rows), np.bool_),
-                page_tables=tuple(table.repeat(len(rows), 0) for table in page),
-            )
-
+        length, sequence, step = self._warm_up_length, self._blank_sequence, partial(self._blank_plan, groups)
         self._table.rehearse()
         first = step(-4, (1, 0))
         self._table.enter(sequence(0))
@@ -137,6 +118,16 @@ class ModelRunner:
         self.forget(0)
         for stage in self._stages:
             stage.seal()
+
+    def footprints(
+        self, groups: int, choose: Callable[[Sequence[Bucket]], Sequence[Bucket]]
+    ) -> Iterator[tuple[Bucket, Footprint | None]]:
+        """What the last stage's programs of the buckets chosen take: each is compiled, none runs."""
+        first = self._blank_plan(groups, -1, (1, 0))
+        self._table.enter(self._blank_sequence(0))
+        with torch.inference_mode():
+            for bucket in choose(self._last.buckets):
+                yield bucket, self._last.footprint(bucket, self._blank(self._last, first, bucket))
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan to its end."""
@@ -188,6 +179,26 @@ class ModelRunner:
     def forget(self, row: int) -> None:
         """Empty a row outside any plan (after warm-up)."""
         self._table.release(row)
+
+    def _blank_sequence(self, row: int) -> NewSequence:
+        length = self._warm_up_length
+        return NewSequence(row, f"warm-up {row}", np.zeros(length, np.int32), length, SamplingParams(temperature=0.0))
+
+    def _blank_plan(
+        self, groups: int, number: int, *rows: tuple[int, int], new: tuple[NewSequence, ...] = ()
+    ) -> StepPlan:
+        """A step in page 0. rows: (new tokens, computed ones) of each."""
+        table = np.zeros((len(rows), self._warm_up_length // self._page_tokens + 1), np.int32)
+        return StepPlan(
+            step=number,
+            released=(),
+            new=new,
+            rows=np.arange(len(rows), dtype=np.int32),
+            query_lengths=np.array([query for query, _ in rows], np.int32),
+            computed=np.array([computed for _, computed in rows], np.int32),
+            samples=np.ones(len(rows), np.bool_),
+            page_tables=(table,) * groups,
+        )
 
     def _needs(self, plan: StepPlan) -> SamplingShape:
         if not self._last.shaped:

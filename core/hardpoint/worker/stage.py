@@ -22,6 +22,7 @@ from hardpoint_platforms.ops.provider import AttentionPlanner
 from hardpoint_platforms.program import (
     ANY_SIZE,
     Bucket,
+    Footprint,
     Program,
     SamplingShape,
     StepFunction,
@@ -80,6 +81,15 @@ class Stage:
     def fixed_shapes(self) -> bool:
         """Whether all of its programs have sampling inputs of fixed shape."""
         return all(bucket.sampling is not SamplingShape.ANY for bucket in self._buckets)
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Sizes of its programs, smallest first."""
+        return self._buckets
+
+    def footprint(self, bucket: Bucket, inputs: StepInputs) -> Footprint | None:
+        """What the program of a bucket takes; compiles it, runs nothing."""
+        return self._programs[bucket].footprint(inputs, self._state, self.weights)
 
     def bucket(self, tokens: int, requests: int, query: int, sampling: SamplingShape) -> Bucket:
         """The first bucket that a step fits. `query`: tokens of the request that brings most.

@@ -130,7 +130,7 @@ class Worker:
         self.placed = tuple(placed)
         self.phases: list[tuple[str, float]] = []
         started = time.perf_counter()
-        weights = [_load(part, share, progress) for part, share in zip(placed, _shares(placed), strict=True)]
+        weights = [load_weights(part, share, progress) for part, share in zip(placed, _shares(placed), strict=True)]
         self.phases.append(("load weights", time.perf_counter() - started))
 
         started = time.perf_counter()
@@ -138,7 +138,7 @@ class Worker:
         self.layouts = tuple(cache_layout(config, part.bound, part.device) for part in placed)
         self.pages = _plan_pages(config, self.placed, self.layouts)
         self.max_model_len = placed[0].bound.max_model_len
-        self.max_batch_tokens = min(_batch_tokens(config, part.device, self.max_model_len) for part in placed)
+        self.max_batch_tokens = min(batch_tokens(config, part.device, self.max_model_len) for part in placed)
         self.runner = self._runner(config, weights, progress)
         self.runner.warm_up(len(self.layouts[0].groups))
         self.phases.append(("cache and warm-up", time.perf_counter() - started))
@@ -214,7 +214,8 @@ def _shares(placed: Sequence[PlacedModel]) -> list[tuple[float, float]]:
     return [(index / len(placed), 1 / len(placed)) for index in range(len(placed))]
 
 
-def _load(part: PlacedModel, share: tuple[float, float], progress: Progress | None) -> Weights:
+def load_weights(part: PlacedModel, share: tuple[float, float], progress: Progress | None) -> Weights:
+    """The weights of every rank that the part's device runs. `share`: of the progress, where it begins and its size."""
     first, size = share
     ranks = part.device.mesh.ranks
 
@@ -255,17 +256,18 @@ def _auto_kv_dtype(compute: torch.dtype, capabilities: Capabilities) -> torch.dt
 def _plan_pages(config: EngineConfig, placed: Sequence[PlacedModel], layouts: Sequence[CacheLayout]) -> PagePlan:
     """Page ids are the same on every device: the smallest pool decides."""
     plans = [
-        _plan_device(config, part, layout, config.cache.num_kv_pages)
+        plan_device(config, part, layout, config.cache.num_kv_pages)
         for part, layout in zip(placed, layouts, strict=True)
     ]
     if len(plans) == 1:
         return plans[0]
     least = min(plan.usable_pages for plan in plans)
-    plans = [_plan_device(config, part, layout, least) for part, layout in zip(placed, layouts, strict=True)]
+    plans = [plan_device(config, part, layout, least) for part, layout in zip(placed, layouts, strict=True)]
     return replace(plans[0], kv_bytes=sum(plan.kv_bytes for plan in plans))
 
 
-def _plan_device(config: EngineConfig, part: PlacedModel, layout: CacheLayout, num_pages: int | None) -> PagePlan:
+def plan_device(config: EngineConfig, part: PlacedModel, layout: CacheLayout, num_pages: int | None) -> PagePlan:
+    """Pages for one device: `num_pages`, or what its free memory holds. Raises ConfigError."""
     memory, device = config.cache.kv_cache_memory, part.device
     if memory is None:
         memory = int(device.memory().free * config.cache.memory_fraction)
@@ -284,7 +286,8 @@ def _plan_device(config: EngineConfig, part: PlacedModel, layout: CacheLayout, n
     )
 
 
-def _batch_tokens(config: EngineConfig, device: Device, max_model_len: int) -> int:
+def batch_tokens(config: EngineConfig, device: Device, max_model_len: int) -> int:
+    """Most tokens of a step: what was asked for, else the device's own choice, within its limits."""
     capabilities = device.capabilities()
     wanted = config.scheduler.max_batch_tokens
     if wanted is None:

@@ -19,7 +19,7 @@ from hardpoint_platforms.streams import Readback
 from hardpoint_platforms.strict.static.buckets import PREFILL_START, shapes_for
 from hardpoint_tpu.arrays import to_torch
 from hardpoint_tpu.memory import Memory
-from hardpoint_tpu.mesh import Chips, Collectives
+from hardpoint_tpu.mesh import Collectives
 from hardpoint_tpu.program import XlaBuilder
 from hardpoint_tpu.providers import tpu_providers
 from hardpoint_tpu.runtime import Runtime, array_of
@@ -32,9 +32,9 @@ _ON_TPU, _ON_HOST = (torch.bfloat16, torch.float32), (torch.float32, torch.bfloa
 class TpuDevice(Device):
     """One chip, or several that run each program together, or the processor in their place."""
 
-    def __init__(self, info: DeviceInfo, chips: Chips, options: Mapping[str, Any]) -> None:
+    def __init__(self, info: DeviceInfo, runtime: Runtime, options: Mapping[str, Any]) -> None:
         self._info = info
-        self._runtime = Runtime(chips, str(info), options.get("effort"))
+        self._runtime = runtime
         limit = options.get("memory_mib")
         self._memory = Memory(self._runtime, None if limit is None else int(limit) << 20)
         self._growth = int(options.get("growth", 4))

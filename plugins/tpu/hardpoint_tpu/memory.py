@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import torch
 from jax.sharding import PartitionSpec
 
@@ -24,17 +23,15 @@ class Memory:
     def __init__(self, runtime: Runtime, limit: int | None = None) -> None:
         """`limit`: bytes that are offered where the device does not say how many it has."""
         self._runtime = runtime
-        self._limit = limit or host_memory() // 2
+        self._limit, self._count = limit or host_memory() // 2, runtime.chips.count
 
     def info(self) -> MemoryInfo:
         """Free and total bytes now; of several chips those of the one that has least."""
-        chips = self._runtime.chips
-        told = [stats for device in chips.devices if "bytes_limit" in (stats := device.memory_stats() or {})]
+        told = self._runtime.memory()
         if told:
-            free = min(int(stats["bytes_limit"]) - int(stats["bytes_in_use"]) for stats in told)
-            return MemoryInfo(max(0, free), min(int(stats["bytes_limit"]) for stats in told))
-        used = sum(_bytes_held(array) for array in jax.live_arrays() if not array.is_deleted())
-        return MemoryInfo(max(0, self._limit - used) // chips.count, self._limit // chips.count)
+            return MemoryInfo(max(0, min(limit - used for limit, used in told)), min(limit for limit, _ in told))
+        used, count = sum(_bytes_held(array) for array in jax.live_arrays() if not array.is_deleted()), self._count
+        return MemoryInfo(max(0, self._limit - used) // count, self._limit // count)
 
     def require(self, size: int, what: str) -> None:
         """Raise OutOfDeviceMemory where `size` bytes more do not fit."""
@@ -51,11 +48,9 @@ class Memory:
 
         what = f"{tuple(shape)} of {dtype}"
         self.require(math.prod(shape) * dtype.itemsize, what)
-        chips = self._runtime.chips
-        whole = (shape[0] * chips.count, *shape[1:]) if spec == APART else tuple(shape)
+        whole = (shape[0] * self._count, *shape[1:]) if spec == APART else tuple(shape)
         with self._runtime.memory_errors(what):
-            made = jnp.zeros(whole, t2j_dtype(dtype), device=chips.placed(spec))
-        return self._runtime.wrap(made)
+            return self._runtime.wrap(self._runtime.zeros(whole, t2j_dtype(dtype), spec))
 
 
 def _bytes_held(array: Any) -> int:

@@ -60,9 +60,22 @@ class TpuPlatform(Platform):
 
         from hardpoint_tpu.device import TpuDevice
         from hardpoint_tpu.mesh import Chips
+        from hardpoint_tpu.runtime import Runtime
 
         _keep_programs(options.get("cache"))
-        return TpuDevice(info, Chips(_devices(info, mesh.ranks)), options)
+        runtime = Runtime(Chips(_devices(info, mesh.ranks)), str(info), options.get("effort"))
+        return TpuDevice(info, runtime, options)
+
+    def target(self, name: str, mesh: Mesh, options: Mapping[str, Any]) -> Device:
+        missing = [package for package in ("jax", "torchax", "libtpu") if find_spec(package) is None]
+        if missing:
+            raise DeviceUnavailable(
+                f"compiling for {name} needs {' and '.join(missing)}", hint=f"{_INSTALL} && {_INSTALL_TPU}"
+            )
+        from hardpoint_tpu.target import open_target
+
+        _keep_programs(options.get("cache"))
+        return open_target(name, mesh, options)
 
 
 def _devices(info: DeviceInfo, count: int) -> list[Any]:

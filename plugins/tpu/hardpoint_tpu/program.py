@@ -7,7 +7,10 @@ run        collect the step's arrays, call the executable, wrap what it returns
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,6 +20,7 @@ from hardpoint_platforms.capabilities import BatchLimits
 from hardpoint_platforms.errors import PlatformError
 from hardpoint_platforms.program import (
     Bucket,
+    Footprint,
     Program,
     ProgramBuilder,
     SamplingShape,
@@ -31,6 +35,10 @@ from hardpoint_tpu.mesh import APART, SAME, spec_of
 from hardpoint_tpu.runtime import Runtime
 from hardpoint_tpu.state import Pools, StateHandle, handle_of
 from hardpoint_tpu.trees import Form, flatten, gather, rebuild
+
+#: In the text of a compiled program: collectives, of which some begin in one place and end in another; own kernels.
+_COLLECTIVE = re.compile(r" = [^=]*? (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
+_KERNEL = 'custom_call_target="tpu_custom_call"'
 
 
 class UnplannedProgram(PlatformError):
@@ -64,10 +72,23 @@ class XlaProgram(Program):
         self._coming = None
         return self.run(inputs, state, weights)[1]
 
-    def lower(
-        self, inputs: StepInputs, state: State, weights: Weights, place: Callable[[Any], Any] | None = None
-    ) -> Any:
-        """The traced program, ready to be compiled. `place` makes what each array is compiled as, for another chip."""
+    def footprint(self, inputs: StepInputs, state: State, weights: Weights) -> Footprint:
+        lowered, started = self.lower(inputs, state, weights), time.perf_counter()
+        with self._runtime.memory_errors(self._name):
+            compiled = lowered.compile()
+        found, text = compiled.memory_analysis(), compiled.as_text()
+        counts = Counter(match[1] for match in _COLLECTIVE.finditer(text))
+        return Footprint(
+            arguments=found.argument_size_in_bytes,
+            in_place=found.alias_size_in_bytes,
+            temporaries=found.temp_size_in_bytes,
+            collectives=dict(sorted(counts.items())),
+            kernels=text.count(_KERNEL),
+            seconds=time.perf_counter() - started,
+        )
+
+    def lower(self, inputs: StepInputs, state: State, weights: Weights) -> Any:
+        """The traced program, ready to be compiled."""
         held = handle_of(state, self._name).tree(self._name)
         arrays: list[Any] = []
         state_form = flatten(held, arrays)
@@ -82,8 +103,7 @@ class XlaProgram(Program):
             return out[:-held_arrays], out[-held_arrays:]
 
         lie = (tuple(spec_of(array) or SAME for array in arrays), (SAME, APART))
-        jitted = self._runtime.jit(step, donated, lie)
-        return jitted.lower(*(map(place, arrays) if place else arrays))
+        return self._runtime.lowered(self._runtime.jit(step, donated, lie), arrays)
 
     def run(self, inputs: StepInputs, state: State, weights: Weights) -> tuple[StepOutputs, State]:
         if self._compiled is None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import torch
 from jax.sharding import PartitionSpec
 
@@ -77,6 +78,19 @@ class Runtime:
         host = [to_numpy(tensor, copy) for tensor in tensors]
         with self.memory_errors(f"{sum(part.nbytes for part in host)} bytes from the host"):
             return tuple(self.wrap(array) for array in jax.device_put(host, self.chips.placed(SAME)))
+
+    def memory(self) -> list[tuple[int, int]]:
+        """Bytes that each chip has and that are in use; empty where they do not tell."""
+        stats = [device.memory_stats() or {} for device in self.chips.devices]
+        return [(int(one["bytes_limit"]), int(one["bytes_in_use"])) for one in stats if "bytes_limit" in one]
+
+    def zeros(self, shape: Sequence[int], dtype: Any, spec: PartitionSpec) -> Any:
+        """A zeroed array of JAX's `dtype`, lying on the chips as `spec` says."""
+        return jnp.zeros(tuple(shape), dtype, device=self.chips.placed(spec))
+
+    def lowered(self, jitted: Any, arrays: Sequence[Any]) -> Any:
+        """A jitted function traced for these arrays, ready to be compiled."""
+        return jitted.lower(*arrays)
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """A device tensor on the host; waits for it."""

@@ -19,14 +19,15 @@ FILES := pyproject.toml requirements-dev.txt core/pyproject.toml platforms/pypro
          plugins/torch_gpu/pyproject.toml
 TPU_STAMP := $(TPU_VENV)/.hardpoint-setup
 CODE  := core platforms plugins tests scripts
-TPU_TESTS := tests/reference/tpu tests/server/test_tpu_device.py
+# In an order in which no long file comes last.
+TPU_TESTS := tests/server/test_tpu_device.py tests/reference/tpu
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all test-tpu sanitize rocm-aot tpu-aot lint format stats clean
+.PHONY: help setup serve test test-core test-all test-tpu sanitizer sanitize rocm-aot tpu-aot lint format stats clean
 
 help:  ## what you can make
 	@echo "Hardpoint"
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1	\2/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1	\2/' | expand -t 18
 	@echo "  Settings: PYTHON=$(PYTHON) MODEL=$(MODEL) JOBS=$(JOBS) TORCH_INDEX=$(TORCH_INDEX)"
 
 setup: $(STAMP)  ## create .venv and install everything into it (done once)
@@ -39,19 +40,24 @@ serve: setup  ## pull the default model if needed and serve it on http://127.0.0
 	@$(BIN)/hardpoint pull $(MODEL) > /dev/null
 	@exec $(BIN)/hardpoint serve $(MODEL)
 
+test: setup  ## lint, then the tests (of many like cases a part), `make sanitize` and `make test-tpu`
+	@$(MAKE) --no-print-directory -j 3 lint sanitizer $(TPU_STAMP)
+	@$(MAKE) --no-print-directory test-core
+	@$(MAKE) --no-print-directory sanitize
+	@$(MAKE) --no-print-directory test-tpu
+
 # In the order of folders: the long files are few tests each, and would all come last.
-test: setup lint  ## lint, then the tests (of many like cases a part), then `make sanitize`
+test-core: setup  ## the tests that need neither a sanitizer nor JAX
 	@echo "== tests ($(JOBS) processes)"
 	@$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600 --durations 8
-	@$(MAKE) --no-print-directory sanitize
 
-test-all: setup  ## every case of every test, and `make test-tpu` (long)
+test-all: setup  ## `make test` with every case of every test (long)
 	@HARDPOINT_TEST_EVERY=1 $(MAKE) --no-print-directory test
-	@HARDPOINT_TEST_EVERY=1 $(MAKE) --no-print-directory test-tpu
 
-test-tpu: $(TPU_STAMP)  ## hardpoint-tpu on the processor, and its programs compiled for TPUs, of which none is needed
+test-tpu: $(TPU_STAMP)  ## hardpoint-tpu on the processor, and its programs compiled for a TPU, of which none is needed
 	@echo "== tests of hardpoint-tpu"
-	@JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --timeout 600 --durations 8 $(TPU_TESTS)
+	@JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600 \
+		--durations 8 $(TPU_TESTS)
 
 $(TPU_STAMP): $(STAMP) .ci/install-tpu plugins/tpu/pyproject.toml
 	@VENV="$(VENV)" TPU_VENV="$(TPU_VENV)" .ci/install-tpu
@@ -60,9 +66,12 @@ $(TPU_STAMP): $(STAMP) .ci/install-tpu plugins/tpu/pyproject.toml
 sanitize: setup  ## the CPU kernels' tests under AddressSanitizer and UBSan
 	@VENV="$(VENV)" .ci/sanitize -n $(JOBS)
 
-tpu-aot: $(TPU_STAMP)  ## compile hardpoint-tpu's programs for three kinds of TPU, none of which is needed
-	@HARDPOINT_TPU_TARGETS="v5e:2x2 v6e:2x2 tpu7x:2x2x1" JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest \
-		tests/reference/tpu/test_ahead_of_time.py
+sanitizer: setup
+	@VENV="$(VENV)" .ci/sanitize --build-only
+
+tpu-aot: $(TPU_STAMP)  ## compile hardpoint-tpu's programs for three kinds of TPU, none of which is needed (half an hour)
+	@HARDPOINT_TPU_TARGETS="v5e-2x2 v6e-2x2 7x-2x2x1" HARDPOINT_TPU_DEPTH=all HARDPOINT_TEST_EVERY=1 \
+		JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest tests/reference/tpu/test_ahead_of_time.py
 
 rocm-aot: setup  ## compile every Triton kernel for AMD GPUs, none of which is needed (some minutes)
 	@$(BIN)/python tests/reference/rocm/compile_gate.py gfx90a gfx942 gfx950 gfx1100 gfx1201

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 from fresh import CHECKOUT, Environment, Wheelhouse, build_wheel
 
+from hardpoint_platforms.conformance.ladder import reached
+from hardpoint_platforms.conformance.verdict import Status, Verdict
+
 pytestmark = pytest.mark.packaging
 
 SOURCE = CHECKOUT / "tests" / "vendor" / "acme_npu"
@@ -24,6 +27,9 @@ SMALL = (
     "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "2", "--max-batch-tokens", "64",
     "--kv-cache-memory", "32MiB",
 )  # fmt: skip
+#: Every check but nine tenths of the scheduler's random traces: they do not meet the device, would take half of the
+#: time, and are in tests/unit/scheduler too.
+CASES = ("[!s]*", "s[!c]*", "scheduler/*/traces-0-*")
 QUESTION = "What is the capital of France?"
 #: Opens the stranger's device, then a rival's that wants the same backend of torch.
 RIVALS = """
@@ -239,16 +245,19 @@ def test_its_own_tests_pass(environment: Environment) -> None:
 
 
 def test_it_reaches_level_5(environment: Environment) -> None:
-    told = json.loads(environment.hardpoint("conformance", "--device", "acme", "--level", "5", "--json"))
-    failed = [verdict["case"] for verdict in told["verdicts"] if verdict["status"] == "fail"]
-    assert (failed, told["reached"], told["distribution"]) == ([], 5, "acme-npu-hardpoint")
-    reasons = {verdict["message"] for verdict in told["verdicts"] if verdict["status"] == "refused"}
+    cases = [word for case in CASES for word in ("--case", case)]
+    told = json.loads(environment.hardpoint("conformance", "--device", "acme", "--level", "5", *cases, "--json"))
+    verdicts = [Verdict(**row | {"status": Status(row["status"])}) for row in told["verdicts"]]
+    failed = [verdict.case for verdict in verdicts if verdict.status is Status.FAIL]
+    level, advice = reached(verdicts, 5)
+    assert (failed, level, told["distribution"]) == ([], 5, "acme-npu-hardpoint"), advice
+    reasons = {verdict.message for verdict in verdicts if verdict.status is Status.REFUSED}
     assert any("two levels are not read" in reason for reason in reasons)
 
 
 @pytest.mark.real_model
 def test_a_real_model_gives_the_references_tokens(environment: Environment, smollm2_path: Path) -> None:
-    texts = [generated(environment, smollm2_path, device, "--max-tokens", "16") for device in ("acme", "reference")]
+    texts = [generated(environment, smollm2_path, device, "--max-tokens", "8") for device in ("acme", "reference")]
     assert "Paris" in texts[0]
     assert texts[0] == texts[1]
 

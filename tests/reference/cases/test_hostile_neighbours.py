@@ -59,7 +59,9 @@ def test_neighbours_of_hostile_requests_are_not_changed(device: str, tiny: Any, 
     neighbour = (prompt_of(25), _params(max_tokens=120))
     wanted, long = driver.ask_one(*ordinary), driver.ask_one(*neighbour)
     longs, ordinaries = driver.submit(*neighbour), []
-    for number, (length, changes, how) in enumerate(HOSTILE):
+    # what is hostile to the scheduler comes to the same on strict, whose every step is as large as its programs
+    hostile = HOSTILE[:: 2 if device == "strict" else 1]
+    for number, (length, changes, how) in enumerate(hostile):
         how = {"name": f"hostile{number}"} | how
         answers: list[Answer] = driver.submit(prompt_of(length, number), _params(**changes), **how)
         ordinaries += driver.submit(*ordinary)

@@ -56,7 +56,8 @@ def test_its_true_level(device: str, level: int) -> None:
     assert len({verdict.case for verdict in report.verdicts}) == len(report.verdicts)
 
 
-@pytest.mark.parametrize("device", ["cpu", "strict"])
+# strict traces every family's programs; tests/reference/tpu has them on a device of static shapes each time
+@pytest.mark.parametrize("device", ["cpu", pytest.param("strict", marks=pytest.mark.long)])
 def test_whole_models_equal_the_references(device: str) -> None:
     """Tiny models of every family through the engine's own runner and scheduler."""
     groups = [group for group in all_groups() if group.name == "models"]

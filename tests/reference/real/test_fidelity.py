@@ -1,7 +1,8 @@
-"""Fast numerics beside transformers in float32: how far whole distributions move, over 2,000 tokens of varied text."""
+"""Fast numerics beside transformers in float32: how far whole distributions move, over varied text."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ pytestmark = [pytest.mark.reference, pytest.mark.real_model]
 #: English, a licence, Python, French, German, sums: a text of our own.
 TEXT = Path(__file__).with_name("varied.txt")
 PIECE = 250
-#: Tokens compared; the vocabulary of Gemma is five times as wide, and takes a minute for 2,000.
-TOKENS = {"smollm2": 2000, "gemma3": 750}
+#: Tokens compared; HARDPOINT_TEST_EVERY=1 takes more. Gemma's vocabulary is five times as wide: a minute for 2,000.
+TOKENS = {"smollm2": 2000 if os.environ.get("HARDPOINT_TEST_EVERY") == "1" else 750, "gemma3": 750}
 #: Mean Kullback-Leibler divergence in nats.
 BOUND = 0.005
 

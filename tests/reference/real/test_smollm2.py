@@ -30,7 +30,11 @@ def oracle(make_oracle: Any, smollm2_path: Any) -> Any:
     return make_oracle(smollm2_path)
 
 
-@pytest.fixture(scope="module", params=[("reference", None), ("exact", None), ("exact", 16), ("torch", None)], ids=str)
+#: The reference needs as long as the others together, and has transformers beside it in tests/reference/cases.
+WAYS = [pytest.param(("reference", None), marks=pytest.mark.long), ("exact", None), ("exact", 16), ("torch", None)]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=str)
 def llm(request: Any, open_llm: Any, smollm2_path: Any) -> Iterator[Any]:
     with open_llm(smollm2_path, *request.param) as opened:
         yield opened

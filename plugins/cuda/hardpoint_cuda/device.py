@@ -31,6 +31,8 @@ class CudaDevice(TorchGpuDevice):
             largest_graph=options.get("largest_graph", 512),
             float8=capability >= _FLOAT8,
             measure=options.get("measure", False),
+            record=options.get("record", "first"),
+            fuse=options.get("fuse", False),
         )
         self._before: tuple[OpProvider, ...] = ()
         wanted = options.get("flashinfer", "auto")

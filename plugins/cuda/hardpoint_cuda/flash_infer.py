@@ -1,7 +1,8 @@
 """Attention of prompts by FlashInfer, where it is installed: its kernels are faster than Triton's on long prompts.
 
 FlashInfer (Ye et al. 2025, arXiv:2501.01005) plans a step on the host, once for all layers of a kind, and compiles a
-kernel per kind of attention. Rows that bring one token stay with the Triton kernel, whose plan costs the host nothing.
+kernel per kind of attention. Rows that bring one token stay with the Triton kernel, whose plan costs the host nothing,
+unless FlashInfer's was measured faster (`flash_decode.py`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from hardpoint_torch_gpu.attention import Prompts, TritonAttention
+from hardpoint_torch_gpu.attention import Decodes, Prompts, TritonAttention
 from hardpoint_torch_gpu.measured import Measurements
 from hardpoint_torch_gpu.plan import GpuPlan, GpuPlanner
+from hardpoint_torch_gpu.rule import ScoreRule
 
-from hardpoint_cuda.flash_plans import Turns, lacking, page_lists
+from hardpoint_cuda.flash_decode import FlashDecodes, by_flash, why_not
+from hardpoint_cuda.flash_plans import Kind, Turns, lacking, page_lists
 from hardpoint_platforms.batch import AttentionBatch
 from hardpoint_platforms.ops.contract import OpInstance
 from hardpoint_platforms.ops.provider import Support
@@ -27,29 +30,9 @@ from hardpoint_platforms.ops.provider import Support
 _WORKSPACE = 256 << 20
 _WIDTHS = (64, 128, 256)
 _HOPPER = (9, 0)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What a plan is made for. Ops that agree in all of it share one."""
-
-    group: int
-    heads: int
-    kv_heads: int
-    width: int
-    dtype: torch.dtype
-    window: int | None
-    softcap: float | None
-    scale: float
-
-    @classmethod
-    def of(cls, instance: OpInstance) -> Kind:
-        """From an `attention` op."""
-        attrs = instance.attrs
-        return cls(
-            attrs["group"], attrs["heads"], attrs["kv_heads"], attrs["head_dim"], instance.dtype, attrs["window"],
-            attrs["softcap"], attrs["scale"],
-        )  # fmt: skip
+#: Seconds that Triton's decode saves in a step and not alone: it starts while the kernel before it ends, and no plan is
+#: made for it on the host.
+_HEAD_START = 2.5e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +60,19 @@ class FlashPlanner(GpuPlanner):
         self._device, self._backend = device, backend
         self._space: torch.Tensor | None = None
         self._turns: dict[Kind, Turns] = {}
+        #: Kinds whose decodes are FlashInfer's, too.
+        self.decodes = FlashDecodes(upload, self.space)
+
+    def space(self) -> torch.Tensor:
+        """Memory for partial results; zeros at first."""
+        if self._space is None:
+            self._space = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self._device)
+        return self._space
 
     def plan(self, batch: AttentionBatch) -> GpuPlan:
         plan = super().plan(batch)
         if not len(plan.tile_rows):
-            return plan
+            return self.decodes.planned(plan, batch)
         rows = np.flatnonzero(np.diff(batch.query_start[: batch.num_requests + 1]) > 1)
         if rows[-1] - rows[0] + 1 != len(rows):
             return plan
@@ -89,11 +80,15 @@ class FlashPlanner(GpuPlanner):
         run = cache(partial(self._run, batch, rows))
         return FlashPlan(**vars(plan), first=first, last=last, run=run)
 
+    def apart(self, batch: AttentionBatch, kind: Kind) -> GpuPlan:
+        """For decodes of one kind, in buffers that no step uses."""
+        decodes = FlashDecodes(self._upload, self.space)
+        decodes.take(kind)
+        return decodes.planned(super().plan(batch), batch)
+
     def _run(self, batch: AttentionBatch, rows: np.ndarray, kind: Kind) -> Callable[..., torch.Tensor]:
         starts, ends, held = page_lists(batch, rows, kind.group)
         lasts = (batch.sequence_lengths[rows] - 1) % batch.page_tokens + 1
-        if self._space is None:
-            self._space = torch.empty(_WORKSPACE, dtype=torch.uint8, device=self._device)
         if kind not in self._turns:
             self._turns[kind] = Turns(self._wrapper)
         return self._turns[kind].plan(
@@ -112,11 +107,11 @@ class FlashPlanner(GpuPlanner):
     def _wrapper(self) -> Any:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-        return BatchPrefillWithPagedKVCacheWrapper(self._space, "NHD", backend=self._backend)
+        return BatchPrefillWithPagedKVCacheWrapper(self.space(), "NHD", backend=self._backend)
 
 
 class FlashInferAttention(TritonAttention):
-    """Prompts by FlashInfer, rows of one token by Triton."""
+    """Prompts by FlashInfer, rows of one token by Triton, unless FlashInfer was measured faster at those, too."""
 
     name = "flashinfer + triton attention"
 
@@ -131,7 +126,27 @@ class FlashInferAttention(TritonAttention):
         if not answer:
             return answer
         why = _unlike(instance) or lacking(_module(Kind.of(instance), self._backend), self._compile)
-        return Support(False, why) if why else Support(True, f"prompts by FlashInfer's {self._backend}")
+        if why:
+            return Support(False, why)
+        kind = Kind.of(instance)
+        decodes = why_not(kind, self._compile) or (
+            "" if self._measurements.knows(_of_decodes(kind)) else "`--option measure=true` tries FlashInfer's kernel"
+        )
+        told = f"decodes by Triton's ({decodes})" if decodes else "decodes by the faster of both"
+        return Support(True, f"prompts by FlashInfer's {self._backend}, {told}")
+
+    def decodes(self, instance: OpInstance) -> Decodes:
+        kind, otherwise = Kind.of(instance), super().decodes(instance)
+        question = _of_decodes(kind)
+        if why_not(kind, self._compile) or not self._measurements.knows(question):
+            return otherwise
+        flash, rule = by_flash(kind, otherwise), ScoreRule.of(instance.attrs)
+        trial = DecodeTrial(kind, self._flash_planner)
+        ways = {"triton": partial(trial.run, otherwise, rule), "flashinfer": partial(trial.run, flash, rule)}
+        if self._measurements.fastest(question, ways, _HEAD_START) != "flashinfer":
+            return otherwise
+        self._flash_planner.decodes.take(kind)
+        return flash
 
     def prompts(self, instance: OpInstance) -> Prompts:
         kind, otherwise = Kind.of(instance), super().prompts(instance)
@@ -182,13 +197,50 @@ class Trial:
             num_tokens=tokens,
         )
         plan = self._planner.plan(batch)
-        device = plan.starts.device
-
-        def numbers(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, dtype=torch.float32, device=device).to(kind.dtype)
-
+        numbers = partial(_numbers, kind.dtype, plan.starts.device)
         q, cache = numbers(tokens, kind.heads, kind.width), numbers(pages, self._PAGE, kind.kv_heads, kind.width)
         return q, cache, torch.empty_like(q), plan
+
+
+class DecodeTrial:
+    """Decodes to time kernels with: as many rows as keep a GPU busy, of a length that is common."""
+
+    _ROWS, _TOKENS, _PAGE = 64, 1024, 16
+
+    def __init__(self, kind: Kind, planner: FlashPlanner) -> None:
+        self._kind, self._planner = kind, planner
+        self._made: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, GpuPlan] | None = None
+
+    def run(self, kernel: Decodes, rule: ScoreRule) -> None:
+        """One call."""
+        q, new, cache, out, plan = self._made = self._made or self._make()
+        kernel(q, (new, new), cache, cache, plan, self._kind.group, rule, None, out)
+
+    def _make(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, GpuPlan]:
+        kind, rows = self._kind, self._ROWS
+        table = np.arange(rows * self._TOKENS // self._PAGE, dtype=np.int32).reshape(rows, -1)
+        slots = ((table[:, -1] + 1) * self._PAGE - 1).astype(np.int32)
+        batch = AttentionBatch(
+            query_start=np.arange(rows + 1, dtype=np.int32),
+            sequence_lengths=np.full(rows, self._TOKENS, np.int32),
+            page_tables=(table,) * (kind.group + 1),
+            slot_mapping=(slots,) * (kind.group + 1),
+            page_tokens=self._PAGE,
+            num_requests=rows,
+            num_tokens=rows,
+        )
+        plan = self._planner.apart(batch, kind)
+        numbers = partial(_numbers, kind.dtype, plan.starts.device)
+        q, new = numbers(rows, kind.heads, kind.width), numbers(rows, kind.kv_heads, kind.width)
+        return q, new, numbers(table.size, self._PAGE, kind.kv_heads, kind.width), torch.empty_like(q), plan
+
+
+def _numbers(dtype: torch.dtype, device: torch.device, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float32, device=device).to(dtype)
+
+
+def _of_decodes(kind: Kind) -> str:
+    return f"attention of decodes, {kind.heads} over {kind.kv_heads} heads of {kind.width}, {kind.dtype}"
 
 
 def backend_for(capability: tuple[int, int]) -> str:

@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from hardpoint_platforms.batch import AttentionBatch
+from hardpoint_platforms.ops.contract import OpInstance
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a plan is made for. Ops that agree in all of it share one."""
+
+    group: int
+    heads: int
+    kv_heads: int
+    width: int
+    dtype: torch.dtype
+    window: int | None
+    softcap: float | None
+    scale: float
+
+    @classmethod
+    def of(cls, instance: OpInstance) -> Kind:
+        """From an `attention` op."""
+        attrs = instance.attrs
+        return cls(
+            attrs["group"], attrs["heads"], attrs["kv_heads"], attrs["head_dim"], instance.dtype, attrs["window"],
+            attrs["softcap"], attrs["scale"],
+        )  # fmt: skip
 
 
 def page_lists(batch: AttentionBatch, rows: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

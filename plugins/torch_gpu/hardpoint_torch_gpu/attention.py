@@ -24,10 +24,25 @@ WIDEST = 256
 
 #: prompts(q, keys, values, plan, sinks, out): attention of the rows of `plan` that bring several tokens.
 Prompts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, GpuPlan, torch.Tensor | None, torch.Tensor], None]
+#: decodes(q, new, keys, values, plan, group, rule, sinks, out): of the rows that bring one token; see `PagedDecode`.
+Decodes = Callable[
+    [
+        torch.Tensor,
+        tuple[torch.Tensor, torch.Tensor] | None,
+        torch.Tensor,
+        torch.Tensor,
+        GpuPlan,
+        int,
+        ScoreRule,
+        torch.Tensor | None,
+        torch.Tensor,
+    ],
+    None,
+]
 
 
 class TritonAttention(OpProvider):
-    """Takes every kind of score; head sizes up to `WIDEST`. A plugin with a better kernel for prompts derives."""
+    """Takes every kind of score; head sizes up to `WIDEST`. A plugin with a better kernel derives."""
 
     name = "triton attention"
     op = "attention"
@@ -49,7 +64,7 @@ class TritonAttention(OpProvider):
     def build(self, instance: OpInstance) -> Kernel:
         group, pool_layer = instance.attrs["group"], instance.attrs["pool_layer"]
         width, rule = instance.attrs["v_head_dim"], ScoreRule.of(instance.attrs)
-        decode, prompts = self._decode, self.prompts(instance)
+        decode, prompts = self.decodes(instance), self.prompts(instance)
 
         def attend(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, keys: torch.Tensor,
@@ -77,6 +92,10 @@ class TritonAttention(OpProvider):
             return out, state
 
         return attention
+
+    def decodes(self, instance: OpInstance) -> Decodes:
+        """What computes rows with one token, and stores their keys where nobody has."""
+        return self._decode
 
     def prompts(self, instance: OpInstance) -> Prompts:
         """What computes rows with several tokens, whose keys are stored by then."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 try:
@@ -81,7 +82,8 @@ class CompileAhead:
         self._kinds: set[Hashable] = set()
         self._seen: set[Hashable] = set()
         self._kernels: list[Any] = []
-        self._missing = 0
+        #: Kernels that were not on disk, as far as anybody listened.
+        self.missing = 0
         self._done = threads() == 1
         self._open: tuple[ThreadPoolExecutor, Any, Any] | None = None
 
@@ -100,9 +102,9 @@ class CompileAhead:
             step()  # what it runs into on zeros is no fault: it will run once more on what is real
         promised = [kernel for kernel in kernels if hasattr(kernel, "future")]
         self._kernels += promised
-        if promised and not self._missing:
+        if promised and not self.missing:
             self._load(promised[0])
-            if not self._missing:
+            if not self.missing:
                 self.finish()
 
     def finish(self) -> None:
@@ -115,15 +117,37 @@ class CompileAhead:
         mode.__exit__(None, None, None)
         knobs.compilation.listener = listener
         with pool:
-            list(pool.map(self._load, self._kernels))
+            list(pool.map(self._make_launcher, self._kernels))
+        for kernel in self._kernels:
+            self._load(kernel)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Count what is compiled inside, too."""
+        before = knobs.compilation.listener
+        knobs.compilation.listener = self._heard
+        try:
+            yield
+        finally:
+            knobs.compilation.listener = before
+
+    def _make_launcher(self, kernel: Any) -> None:
+        """Have the host's compiler make its launcher, where this Triton has one per signature, and leave it on disk.
+
+        Which launcher one gets beside other threads is not sure: all are Python modules of one name, and the one that
+        was loaded last may be what each of them is.
+        """
+        with torch.cuda.device(self._device), suppress(Exception):  # a launch will tell
+            made = kernel.result()
+            driver.active.launcher_cls(made.src, made.metadata)
 
     def _load(self, kernel: Any) -> None:
-        """Put it on the GPU and make its launcher, for which the host's compiler may be called."""
+        """Put it on the GPU, with its launcher. One at a time, see `_make_launcher`."""
         with torch.cuda.device(self._device), suppress(Exception):  # a launch will tell
             _ = kernel.result().run
 
     def _heard(self, *, cache_hit: bool, **_: Any) -> None:
-        self._missing += not cache_hit
+        self.missing += not cache_hit
 
 
 def threads() -> int:

@@ -18,6 +18,7 @@ from hardpoint_platforms.streams import Readback, Stream
 from hardpoint_torch_gpu.ceilings import measure
 from hardpoint_torch_gpu.collectives import GpuCommunicator
 from hardpoint_torch_gpu.compiles import LateCompiles
+from hardpoint_torch_gpu.fused_reference import fused_references
 from hardpoint_torch_gpu.graphs import GraphBuilder
 from hardpoint_torch_gpu.measured import GpuTimer, Measurements, file_for
 from hardpoint_torch_gpu.pages import GpuStateCache
@@ -28,7 +29,9 @@ from hardpoint_torch_gpu.transfers import EventReadback, Sender, Uploader
 
 class TorchGpuDevice(Device):
     """One GPU. `graphs`: whether decode steps are captured; `largest_graph`: requests of the largest one; `float8`:
-    whether its tensor cores multiply float8_e4m3fn; `measure`: whether kernels are timed where no time is on disk."""
+    whether its tensor cores multiply float8_e4m3fn; `measure`: whether kernels are timed where no time is on disk;
+    `record`: "all" sizes before serving, or "first" those that are needed most, the others while serving; `fuse`:
+    whether ops without a kernel are compiled by torch."""
 
     def __init__(
         self,
@@ -39,17 +42,19 @@ class TorchGpuDevice(Device):
         largest_graph: int = 512,
         float8: bool = True,
         measure: bool = False,
+        record: str = "all",
+        fuse: bool = False,
     ) -> None:
         self._info = info
         self._capabilities = capabilities
         self._torch_device = torch.device("cuda", info.index)
-        self._graphs, self._largest = graphs, largest_graph
+        self._graphs, self._largest, self._record = graphs, largest_graph, record
         self._uploader = Uploader(self._torch_device)
         self._sender = Sender(self._torch_device)
         timer = GpuTimer(self._torch_device) if measure else None
         #: Which of several kernels is fastest here, as far as that was measured.
         self.measurements = Measurements(file_for(self._torch_device), timer)
-        self._providers = triton_providers(self, float8, self.measurements)
+        self._providers = triton_providers(self, float8, self.measurements) + (fused_references() if fuse else ())
         self._late = LateCompiles()
         torch.cuda.set_device(self._torch_device)
 
@@ -97,7 +102,8 @@ class TorchGpuDevice(Device):
         if not self._graphs:
             return EagerBuilder()
         shapes = (SamplingShape.GREEDY, SamplingShape.DRAW)
-        return GraphBuilder(self._torch_device, shapes, self._largest, self._late)
+        first = self._record == "first"
+        return GraphBuilder(self._torch_device, shapes, self._largest, self._late, put_off=first)
 
     def communicator(self, mesh: Mesh, rank: int, rendezvous: str) -> Communicator:
         if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ pytest.importorskip("triton")
 from typing import Any
 
 from triton.runtime import interpreter
+
+sys.path.insert(0, str(Path(__file__).parent))  # what the tests here share
 
 _patch = interpreter._patch_lang_tensor
 

@@ -1,7 +1,13 @@
-"""Walking a step: nothing is launched, what it makes is zero, and a step that fails so does not end the start."""
+"""Walking a step: nothing is launched, what it makes is zero, and a step that fails so does not end the start.
+
+And what is compiled in threads gets the launcher that is its own.
+"""
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,3 +81,48 @@ def test_one_thread_compiles_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = CompileAhead(torch.device("cpu"))
     ahead.begin("decode", lambda: pytest.fail("walked"))
     ahead.finish()
+
+
+class Compiled:
+    """Stands for a compiled kernel whose launcher comes out of the one module that all are, as in Triton 3.6."""
+
+    module: str | None = None
+
+    def __init__(self, name: str, meet: threading.Barrier) -> None:
+        self.src, self.metadata, self._meet, self._run = name, meet, meet, None
+        self.future = True
+        self.run_in: set[int] = set()
+
+    def result(self) -> Compiled:
+        return self
+
+    @property
+    def run(self) -> str | None:
+        self.run_in.add(threading.get_ident())
+        if self._run is None:
+            self._run = Compiled.launcher(self.src, None)
+        return self._run
+
+    @staticmethod
+    def launcher(src: str, meet: threading.Barrier | None) -> str | None:
+        """Load the launcher of `src`, wait for the other threads to load theirs, take what the module has now."""
+        Compiled.module = src
+        if meet is not None:
+            meet.wait(10)
+        return Compiled.module
+
+
+def test_each_kernel_gets_its_own_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    meet = threading.Barrier(3)
+    kernels = [Compiled(name, meet) for name in ("norm", "rope", "sample")]
+    monkeypatch.setattr(compile_ahead, "threads", lambda: 3)
+    driver = SimpleNamespace(active=SimpleNamespace(launcher_cls=Compiled.launcher))
+    monkeypatch.setattr(compile_ahead, "driver", driver)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    ahead = CompileAhead(torch.device("cpu"))
+    ahead.begin("decode", lambda: None)
+    ahead._kernels = list(kernels)
+    ahead.finish()
+    assert meet.broken is False
+    assert [kernel._run for kernel in kernels] == ["norm", "rope", "sample"]
+    assert all(kernel.run_in == {threading.get_ident()} for kernel in kernels)

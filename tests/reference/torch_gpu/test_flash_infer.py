@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from flash_stand_in import Wrapper, install
 from hardpoint_cuda import flash_infer, flash_plans
 from hardpoint_cuda.flash_infer import FlashInferAttention, FlashPlan, FlashPlanner, backend_for
 from hardpoint_torch_gpu.measured import Measurements, Way
@@ -30,59 +30,9 @@ SAMPLES = tuple(CONTRACTS["attention"].samples(torch.float16))
 OTHERS = ("alibi", "sinks")
 
 
-class Wrapper:
-    """Attends what `plan` was told, one row at a time, in float32."""
-
-    made = 0
-
-    def __init__(self, space: torch.Tensor, layout: str, *, backend: str) -> None:
-        assert (layout, backend) == ("NHD", "fa2")
-
-    def plan(self, starts: torch.Tensor, ends: torch.Tensor, pages: torch.Tensor, lasts: torch.Tensor, *shape: int,
-             causal: bool, sm_scale: float, window_left: int, logits_soft_cap: float | None,
-             q_data_type: torch.dtype) -> None:  # fmt: skip
-        assert causal
-        assert all(array.dtype == torch.int32 for array in (starts, ends, pages, lasts))
-        assert int(ends[-1]) == len(pages)
-        type(self).made += 1
-        self.rows = [
-            (slice(int(starts[r]), int(starts[r + 1])), pages[int(ends[r]) : int(ends[r + 1])].long(), int(lasts[r]))
-            for r in range(len(lasts))
-        ]
-        self.shape, self.scale, self.window, self.cap = shape, sm_scale, window_left, logits_soft_cap
-
-    def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-        heads, kv_heads, width, page = self.shape
-        assert q.shape[1:] == (heads, width)
-        for part, pages, last in self.rows:
-            length = (len(pages) - 1) * page + last
-            keys, values = (
-                pool[pages].flatten(0, 1)[:length].float().repeat_interleave(heads // kv_heads, 1) for pool in cache
-            )
-            new = part.stop - part.start
-            distance = torch.arange(length - new, length)[:, None] - torch.arange(length)[None, :]
-            seen = (distance >= 0) & ((distance <= self.window) | (self.window < 0))
-            score = torch.einsum("qhd,khd->hqk", q[part].float(), keys) * self.scale
-            if self.cap is not None:
-                score = self.cap * torch.tanh(score / self.cap)
-            weight = score.masked_fill(~seen, float("-inf")).softmax(-1)
-            out[part] = torch.einsum("hqk,khd->qhd", weight, values).to(out.dtype)
-        return out
-
-
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A stand-in for FlashInfer; `on_disk` says whether its kernels are compiled."""
-    state = SimpleNamespace(on_disk=True)
-    package, jit = ModuleType("flashinfer"), ModuleType("flashinfer.jit")
-    package.BatchPrefillWithPagedKVCacheWrapper = Wrapper  # type: ignore[attr-defined]
-    jit.gen_batch_prefill_module = lambda *kind: SimpleNamespace(is_compiled=state.on_disk, is_aot=False)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "flashinfer", package)
-    monkeypatch.setitem(sys.modules, "flashinfer.jit", jit)
-    monkeypatch.setattr(flash_infer, "_WIDTHS", (16, 32))
-    monkeypatch.setattr(flash_infer, "_WORKSPACE", 16)
-    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(synchronize=lambda: None, record=lambda: None))
-    return state
+    return install(monkeypatch)
 
 
 def provider(*, compile: bool = False, measurements: Measurements | None = None) -> FlashInferAttention:
@@ -138,6 +88,8 @@ def test_prompts_go_to_the_kernel_that_was_measured_faster(
 ) -> None:
     """Both are tried on the same prompts; the trial is small here, the interpreter is slow."""
     monkeypatch.setattr(flash_infer.Trial, "_TOKENS", 16)
+    monkeypatch.setattr(flash_infer.DecodeTrial, "_TOKENS", 16)
+    monkeypatch.setattr(flash_infer.DecodeTrial, "_ROWS", 2)
     seconds: list[int] = []
 
     def timer(way: Way) -> float:
@@ -151,11 +103,12 @@ def test_prompts_go_to_the_kernel_that_was_measured_faster(
     ours = provider(measurements=Measurements(None, timer))
     with torch.inference_mode():
         ours.build(case.instance)
-        assert seconds == [True, False]
+        assert seconds[:2] == [False, False]  # of decodes
+        assert seconds[2:] == [True, False]
         before = Wrapper.made
         found, wanted = run(ours, case), run(REFERENCE["attention"], case)
     assert (Wrapper.made > before) is (slow == "triton")
-    assert len(seconds) == 2
+    assert len(seconds) == 4
     torch.testing.assert_close(found[0], wanted[0], atol=4e-3, rtol=4e-3)
 
 

@@ -7,7 +7,9 @@ import torch
 from hardpoint_cuda import platform
 from hardpoint_cuda.driver import Gpu, list_gpus
 
-from hardpoint_platforms.errors import DeviceUnavailable
+from hardpoint_platforms.errors import DeviceUnavailable, PlatformError
+from hardpoint_platforms.manifest import read_manifest
+from hardpoint_platforms.options import validate_options
 
 pytestmark = [pytest.mark.reference, pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")]
 
@@ -30,6 +32,16 @@ def test_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     found = platform.CudaPlatform().probe()
     assert found.devices == ()
     assert "was built without CUDA" in found.reasons[0]
+
+
+def test_options_and_what_they_are_by_default() -> None:
+    manifest = read_manifest("hardpoint_cuda", "cuda")
+    checked = validate_options(manifest, {"record": "all"})
+    assert checked.pop("record") == "all"
+    assert checked == {"graphs": True, "largest_graph": 512, "fuse": False, "measure": False, "flashinfer": "auto"}
+    assert validate_options(manifest, {})["record"] == "first"
+    with pytest.raises(PlatformError, match="not one of first, all"):
+        validate_options(manifest, {"record": "none"})
 
 
 def test_no_driver() -> None:

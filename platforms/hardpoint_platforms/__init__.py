@@ -11,7 +11,7 @@ _MODULES = {
     "batch": "AttentionBatch LogitBias Logprobs Penalties SampleResult SamplingInputs VerifyResult",
     "binding": "Binding BoundOp OpTable Refusal",
     "capabilities": "BatchLimits Capabilities ExecutionMode TuningChoice",
-    "communication": "Communicator Mesh",
+    "communication": "TENSOR_AXIS Communicator Mesh",
     "device": "Device DeviceInfo MemoryInfo",
     "errors": "DeviceLost DeviceUnavailable HardpointError OutOfDeviceMemory PlatformError PluginError "
     "UnsupportedOperation",
@@ -22,7 +22,7 @@ _MODULES = {
     "ops.provider": "AttentionPlanner OpProvider Support",
     "ops.table": "op_table",
     "platform": "Platform ProbeResult",
-    "program": "Bucket EagerBuilder Program ProgramBuilder SamplingShape StepInputs StepOutputs",
+    "program": "Bucket EagerBuilder Footprint Program ProgramBuilder SamplingShape StepInputs StepOutputs",
     "quant": "Codes Packing QuantScheme QuantTensor Rounding",
     "reference.providers": "reference_providers",
     "state_cache": "CacheGroup CacheLayout CanonicalPages DenseStateCache LayerCache State StateCache",

@@ -46,6 +46,9 @@ from hardpoint_platforms.capabilities import (
     TuningChoice as TuningChoice,
 )
 from hardpoint_platforms.communication import (
+    TENSOR_AXIS as TENSOR_AXIS,
+)
+from hardpoint_platforms.communication import (
     Communicator as Communicator,
 )
 from hardpoint_platforms.communication import (
@@ -146,6 +149,9 @@ from hardpoint_platforms.program import (
 )
 from hardpoint_platforms.program import (
     EagerBuilder as EagerBuilder,
+)
+from hardpoint_platforms.program import (
+    Footprint as Footprint,
 )
 from hardpoint_platforms.program import (
     Program as Program,

@@ -96,7 +96,7 @@ PAGES = (
     Page(
         "program", "Program", "eager: the step function is called",
         {"program": "ProgramBuilder Program Bucket SamplingShape StepInputs StepOutputs StepFunction Weights "
-                    "EagerBuilder ANY_SIZE BIAS_ENTRIES TOP_LOGPROBS"},
+                    "EagerBuilder Footprint ANY_SIZE BIAS_ENTRIES TOP_LOGPROBS"},
         "program",
     ),
     Page(
@@ -106,7 +106,7 @@ PAGES = (
     ),
     Page(
         "communication", "Communication", "gloo over the host; one rank needs none",
-        {"communication": "Communicator Mesh"}, "communication",
+        {"communication": "Communicator Mesh TENSOR_AXIS"}, "communication",
     ),
     Page(
         "kv_transfer", "KV transfer", "through host memory",

@@ -30,12 +30,14 @@ class DeviceInfo:
         platform: the plugin's name; index: number among its devices.
         name: what people call it ("AMD EPYC 7B13, 2 cores").
         memory_bytes: total memory, 0 if unknown before opening.
+        stand_in: it only plays a device that is not here: `auto` passes over it, and who wants it names it.
     """
 
     platform: str
     index: int
     name: str
     memory_bytes: int = 0
+    stand_in: bool = False
 
     def __str__(self) -> str:
         return f"{self.platform}:{self.index}"

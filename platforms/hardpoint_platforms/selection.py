@@ -182,9 +182,12 @@ def _try(
         return None
     except DeviceUnavailable:
         return None  # its hook said: not my machine
-    if found.devices:
-        return found.devices[0]
+    real = [device for device in found.devices if not device.stand_in]
+    if real:
+        return real[0]
     reasons = "; ".join(found.reasons) or "it gives no reason"
+    if found.devices:
+        reasons = f"{found.devices[0]} is {found.devices[0].name}, to be named where it is wanted"
     empty.append(f"platform {entry.name!r} ({entry.distribution} {entry.version}) finds no device: {reasons}")
     return None
 

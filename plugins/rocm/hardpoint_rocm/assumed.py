@@ -48,7 +48,8 @@ def refusal(environment: Mapping[str, str] = os.environ, modules: Collection[str
 def devices() -> tuple[DeviceInfo, ...]:
     """The GPUs that pass for AMD's; their memory is known once one is open."""
     return tuple(
-        DeviceInfo("rocm", index, "an NVIDIA GPU that passes for AMD's") for index in range(torch.cuda.device_count())
+        DeviceInfo("rocm", index, "an NVIDIA GPU that passes for AMD's", stand_in=True)
+        for index in range(torch.cuda.device_count())
     )
 
 

@@ -38,7 +38,7 @@ class TpuPlatform(Platform):
             return ProbeResult((), (f"{' and '.join(missing)} not installed: {_INSTALL}",))
         if _wanted_backend() == "cpu":
             count = int(os.environ.get("JAX_NUM_CPU_DEVICES") or 1)
-            return ProbeResult(tuple(DeviceInfo("tpu", index, NO_TPU) for index in range(count)))
+            return ProbeResult(tuple(DeviceInfo("tpu", index, NO_TPU, stand_in=True) for index in range(count)))
         chips, why = find_chips(self._root)
         if not chips:
             return ProbeResult((), (f"{why}; JAX_PLATFORMS=cpu tries the plugin on the processor",))

@@ -27,7 +27,7 @@ def several_chips() -> None:
 
 @pytest.fixture(autouse=True)
 def _on_the_processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread, and JAX's processor back end: within these tests alone, since `auto` would take it elsewhere."""
+    """One thread, and JAX's processor back end, within these tests alone."""
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     several_chips()
     before = torch.get_num_threads()

@@ -49,6 +49,16 @@ def test_auto_never_takes_a_test_platform(plugins) -> None:
     assert select("reference", discover()).platform == "reference"
 
 
+def test_auto_passes_over_what_stands_in_for_a_device(plugins, platform_code) -> None:
+    played = 'return ProbeResult((DeviceInfo("acme", 0, "a chip played by the host", stand_in=True),))'
+    plugins.add(code=platform_code(("return ProbeResult((INFO,))", played)))
+    chosen = select("auto", discover())
+    assert chosen.platform == "cpu"
+    (warning,) = chosen.warnings
+    assert "acme:0 is a chip played by the host, to be named where it is wanted" in warning
+    assert select("acme", discover()).platform == "acme"
+
+
 def test_an_accelerator_plugin_without_a_device_lets_auto_go_on(plugins, platform_code) -> None:
     plugins.add(code=platform_code(EMPTY))
     chosen = select("auto", discover())

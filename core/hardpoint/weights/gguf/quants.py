@@ -28,6 +28,7 @@ IQ4_CODES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89
 FP4_CODES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 _LOW, _FOUR, _TWO_BITS = np.uint8(15), np.uint8(4), np.uint8(3)
+_LOW_PAIR, _HIGH_PAIR = np.uint64(0x000F000F000F000F), np.uint64(0x00F000F000F000F0)
 
 PLAIN_DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
@@ -124,11 +125,13 @@ def _nibble_runs(packed: Bytes, run: int) -> Bytes:
     """Repack nibbles: ggml keeps `run` columns in the low nibbles of `run` bytes and the next `run` in the high ones;
     neutral uint4 pairs neighbours. uint8 [..., bytes] to uint8 [..., bytes].
     """
-    pairs = np.ascontiguousarray(packed).view("<u2").reshape(*packed.shape[:-1], -1, run // 2)
-    out = np.empty((*pairs.shape[:-1], 2, run // 2), dtype=np.uint8)
-    fours = pairs >> 4
-    np.bitwise_or(pairs & 0x0F, fours & 0xF0, out=out[..., 0, :], casting="unsafe")
-    np.bitwise_or(fours & 0x0F, (pairs >> 8) & 0xF0, out=out[..., 1, :], casting="unsafe")
+    words = np.ascontiguousarray(packed).view("<u8")
+    fours = words >> np.uint64(4)
+    out = np.empty((*packed.shape[:-1], packed.shape[-1] // run, 2, run // 2), dtype=np.uint8)
+    halves = (words & _LOW_PAIR) | (fours & _HIGH_PAIR), (fours & _LOW_PAIR) | ((words >> np.uint64(8)) & _HIGH_PAIR)
+    for place, pairs in enumerate(halves):
+        # each 16 bits hold a pair in their low byte
+        out[..., place, :] = pairs.view(np.uint8)[..., ::2].reshape(*out.shape[:-2], run // 2)
     return out.reshape(packed.shape)
 
 

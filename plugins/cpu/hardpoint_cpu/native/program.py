@@ -73,14 +73,11 @@ class TapeProgram(Program):
         size = StepSize(inputs.token_ids.shape[0], inputs.logits_index.shape[0])
         if size.tokens > tape.capacity.tokens or size.draws > tape.capacity.draws:
             tape.reserve(StepSize(max(size.tokens, tape.capacity.tokens), max(size.draws, tape.capacity.draws)))
-        ids, positions, index = tape.inputs(size)
-        ids.copy_(inputs.token_ids)
-        positions.copy_(inputs.positions)
-        index.copy_(inputs.logits_index)
         plan = inputs.plans[tape.plans[0]] if tape.plans else None
         batch = plan.batch if plan is not None else Batch(tokens=size.tokens)
         batch.draws = size.draws
-        drawn = tape.play(size, ctypes.addressof(batch), inputs.sampling)
+        given = (inputs.token_ids, inputs.positions, inputs.logits_index)
+        drawn = tape.play(size, given, ctypes.addressof(batch), inputs.sampling)
         if drawn is None or drawn.finite is None:
             raise Unrecordable("the tape ended without a draw")
         return StepOutputs(drawn, drawn.finite)

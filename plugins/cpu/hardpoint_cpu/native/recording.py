@@ -11,13 +11,13 @@ Tensors of the step live on torch's meta device: they have shapes, strides and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from hardpoint_cpu.native.abi import Code
 from hardpoint_cpu.native.lowering import lower
@@ -155,7 +155,7 @@ class Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
+        given = [*_tensors(args), *_tensors(kwargs.values())]
         if given and not any(tensor.is_meta for tensor in given):
             if func._schema.is_mutable:
                 raise Unrecordable(f"{func} writes what outlives the step")
@@ -236,6 +236,15 @@ class Recording(TorchDispatchMode):
         return found
 
 
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Those among an op's arguments, which are tensors, numbers and lists of them: torch's own walk takes longer."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
 def _is_view(func: Any) -> bool:
     """Whether results are the arguments' memory, unchanged."""
     returned = func._schema.returns
@@ -246,7 +255,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Arguments that `func` writes into."""
     named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     targets = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [t for name in targets for t in tree_flatten(named.get(name))[0] if isinstance(t, torch.Tensor)]
+    return list(_tensors(named.get(name) for name in targets))
 
 
 def _fixed_shape(func: Any, given: list[torch.Tensor]) -> bool:

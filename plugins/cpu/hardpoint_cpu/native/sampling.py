@@ -48,10 +48,20 @@ class NativeLogprobs(NativeProvider):
         return lambda logits, token_ids, k: _score(stage, logits, token_ids, k)
 
 
+def takes_largest(inputs: SamplingInputs) -> bool:
+    """Whether a draw is the place of each row's largest logit, and nothing else is asked for."""
+    return inputs.all_greedy and inputs.num_logprobs is None and _as_they_are(inputs)
+
+
+def _as_they_are(inputs: SamplingInputs) -> bool:
+    """Whether nothing changes the logits before the draw."""
+    return inputs.bias is None and inputs.penalties is None and inputs.allowed is None
+
+
 def _sample(stage: Stage, logits: torch.Tensor, inputs: SamplingInputs) -> SampleResult:
     rows, vocab = logits.shape
     ids, finite = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
-    plain = inputs.bias is None and inputs.penalties is None and inputs.allowed is None
+    plain = _as_they_are(inputs)
     # The ops below write into the logits, which belong to the caller; log-probabilities are those of the raw ones.
     work = logits if plain else logits.clone()
     if plain and inputs.all_greedy:

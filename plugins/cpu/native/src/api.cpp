@@ -177,7 +177,7 @@ hp_weight *hp_weight_new(hp_pool *pool, const hp_matrix *matrix, int32_t exact) 
         hp_weight *made = job.table->weight_new(&worker, *job.matrix, job.exact);
         if (worker.thread == 0) job.made = made;
       },
-      &job, true);
+      &job, true, true);  // whoever reads the next weight wants the processors
   return job.made;
 }
 

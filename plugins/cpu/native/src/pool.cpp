@@ -157,8 +157,9 @@ void hp_pool::keep_apart() {
 // all have met.
 void hp_pool::serve(int thread) {
   pin(thread);
+  bool spin = true;
   for (uint64_t seen = 0;;) {
-    calls_.wait(seen, kSpinBetweenCalls);
+    calls_.wait(seen, spin ? kSpinBetweenCalls : 0);
     seen = calls_.now();
     const int active = static_cast<int>(seen & ((1 << kThreadBits) - 1));
     if (!active) return;
@@ -166,17 +167,19 @@ void hp_pool::serve(int thread) {
 #if defined(__linux__)
     seats_[thread].cpu.store(sched_getcpu(), std::memory_order_release);
 #endif
+    spin = !alone_;
     job_(argument_, hp::Worker{thread, active, this});
     barrier();
   }
 }
 
-void hp_pool::run(void (*job)(void *, const hp::Worker &), void *argument, bool longer) {
+void hp_pool::run(void (*job)(void *, const hp::Worker &), void *argument, bool longer, bool alone) {
   std::lock_guard<std::mutex> lock(callers_);
   const bool fewer = !longer && calls_left_ > 0;
   if (fewer) calls_left_--;
   job_ = job;
   argument_ = argument;
+  alone_ = alone;
   active_ = fewer ? (threads_ + 1) / 2 : threads_;
   work_.store(0, std::memory_order_relaxed);
   if (active_ == 1) return job(argument, hp::Worker{0, 1, this});

@@ -46,8 +46,9 @@ struct hp_pool {
 
   int threads() const { return threads_; }
   // Run job(worker) on every thread, the caller's being number 0; returns when all are done. `longer`: whether the stretches
-  // between its barriers are long, as a prompt's are: such calls always have all threads.
-  void run(void (*job)(void *, const hp::Worker &), void *argument, bool longer);
+  // between its barriers are long, as a prompt's are: such calls always have all threads. `alone`: the next call is not near,
+  // and others want the processors until then, so that threads sleep right after it.
+  void run(void (*job)(void *, const hp::Worker &), void *argument, bool longer, bool alone = false);
 
   // For jobs; each is called by every thread.
   void barrier() { meet(false); }
@@ -90,6 +91,7 @@ struct hp_pool {
   int active_ = 1;                           // threads of this call
   int64_t calls_left_ = 0;                   // calls until all threads are tried again
   int64_t patience_ = 0;                     // how many it will be the next time
+  bool alone_ = false;                       // the call is
   uint64_t number_ = 0;                      // of the call
   hp::Signal calls_;                         // number and threads of a call, see `announce`
   hp::Signal meetings_;                      // barriers passed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from collections.abc import Callable
@@ -146,6 +147,45 @@ def test_a_request_has_the_same_bits_alone_in_a_crowd_and_in_chunks(stage: Stage
     alone = scores((23, 1, 1), 0)
     for cuts, crowd in (((23, 1, 1), 5), ((7, 16, 1, 1), 0), ((1,) * 25, 2)):
         assert all(torch.equal(a, b) for a, b in zip(alone, scores(cuts, crowd)[-3:], strict=True))
+
+
+@pytest.mark.parametrize("without", [(), ("linear",), ("logits",)], ids=["whole", "split", "draw apart"])
+def test_the_largest_logit_is_taken_by_the_tape_itself(
+    stage: Stage, tiny: Callable[..., Any], monkeypatch: Any, without: tuple[str, ...]
+) -> None:
+    recorded, called = tiny(without=without), tiny(without=without)
+    program = tape_of(stage, recorded)
+    ours, theirs = ([model.sequence(seed, 90) for seed in range(4)] for model in (recorded, called))
+    runs: list[int] = []
+    run = stage.run
+    held: list[tuple[StepOutputs, torch.Tensor]] = []
+    for number, step in enumerate(STEPS):
+        options: dict[str, Any] = {"padding": number % 3, "draws": number != 1, "num_logprobs": None}
+        given = recorded.inputs([(ours[i], n) for i, n in step], **options)
+        expected = called.run(called.inputs([(theirs[i], n) for i, n in step], **options))
+        program._tape_for(given, recorded.state, recorded.weights)
+        with monkeypatch.context() as patch:
+            patch.setattr(stage, "run", lambda ops, count, batch: (runs.append(count), run(ops, count, batch))[1])
+            outputs = play(program, recorded, given)
+        same(outputs, expected)
+        held.append((outputs, expected.sample.token_ids.clone()))
+    assert all(torch.equal(outputs.sample.token_ids, ids) for outputs, ids in held), "a later step wrote over results"
+    if not without:
+        assert len(runs) == len(STEPS)
+        assert program._tape is not None
+        assert set(runs) == {program._tape.native_calls + 1}
+
+
+def test_inputs_of_any_kind_of_memory_are_taken(stage: Stage, tiny: Callable[..., Any]) -> None:
+    recorded, called = tiny(), tiny()
+    program = tape_of(stage, recorded)
+    ours, theirs = recorded.sequence(0, 9), called.sequence(0, 9)
+    for n in (5, 1, 1):
+        expected = called.run(called.inputs([(theirs, n)]))
+        given = recorded.inputs([(ours, n)])
+        spread = torch.stack((given.token_ids, given.token_ids), dim=1)[:, 0]
+        given = dataclasses.replace(given, token_ids=spread, positions=given.positions.to(torch.int32))
+        same(play(program, recorded, given), expected)
 
 
 def test_other_weights_are_recorded_anew(stage: Stage, tiny: Callable[..., Any]) -> None:

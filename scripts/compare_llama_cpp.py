@@ -73,7 +73,7 @@ class Running:
                 who.command(self.port),
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=os.environ | who.environment,
+                env=_usual_environment() | who.environment,
                 start_new_session=True,
             )
         self.to_first_token = 0.0
@@ -139,6 +139,11 @@ def _proportional_bytes(pid: int) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def _usual_environment() -> dict[str, str]:
+    """As a user's: Python keeps the bytecode of what it imports, without which each start compiles anew for a second."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _free_port() -> int:

@@ -126,12 +126,15 @@ def tiling(weight: QuantWeight, tokens: int, dtype: torch.dtype) -> Tiles:
         return Tiles(64, height, 128, 128, late, _splits(weight, 64, 128, _RESIDENT), 2, 4)
     # Where there are tiles enough for every multiprocessor, larger ones read x less often.
     many = weight.rows >= 128 * processors(weight.values.device)
-    if height == 32 and many and weight.bytes:
-        return Tiles(64, height, 64, 64, False, 2, 4, 4)
-    if 32 <= height <= 64 and many:
-        return Tiles(128, height, 128, 128, False, 64 // height, 8, 3)
+    if height == 32 and many:
+        step, stages = (64, 4) if weight.bytes else (128, 3)
+        return Tiles(64, height, step, step, False, 2, 4, stages)
+    if height == 64 and many:
+        return Tiles(128, height, 128, 128, False, 1, 8, 3)
     if height <= 64:
         return Tiles(64, height, 128, 128, False, _splits(weight, 64, 128, 2), 4, 3)
+    if many or tokens > height:
+        return Tiles(64, height, 128, 128, False, 1, 4, 3)
     return Tiles(128, height, 64, 64, False, _splits(weight, 128, 64, 1), 8, 3)
 
 

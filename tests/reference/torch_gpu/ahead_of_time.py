@@ -3,6 +3,7 @@
 python ahead_of_time.py 80 90 100            compute capabilities of NVIDIA GPUs
 python ahead_of_time.py gfx942 gfx1100       architectures of AMD GPUs; what each launch uses is told beside its limits
 python ahead_of_time.py --turns 80 90 100    one launch of each kernel, for one of these
+python ahead_of_time.py --packed 90          products of quantized weights with many rows of x alone
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from largest import note_largest
+from in_flight import in_flight
+from largest import note_largest, note_packed
 from launches import note_eight_bits, note_products
 from targets import FNUZ, OCP, Target, target
 from triton.compiler import ASTSource, compile
@@ -43,6 +45,12 @@ TYPES = {
 OPTIONS = ("num_warps", "num_stages")
 #: Triton takes pointers for multiples of this, and numbers that are, as the launcher does.
 ALIGNED = 16
+#: Hopper, whose products may run on while the program does.
+HOPPER = 90
+#: Rows of x for `--packed`: the lowest tiles of these products and the highest.
+MANY_ROWS = (32, 128)
+#: Kernels that make numbers of quantized weights in registers: their products may not run on into the next step.
+IN_REGISTERS = ("_quant_dot", "_grouped")
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,8 @@ def _aligned(parameter: Any, value: Any) -> bool:
 def noted(at: Target, turns: bool) -> list[Launch]:
     """The launches that a device of this kind makes for the samples, and for what no sample reaches: one per path.
 
-    For AMD's GPUs, on which a program may have little, and without `turns`, all of `note_largest` too.
+    Without `turns` all of `note_largest` too for AMD's GPUs, on which a program may have little, and for Hopper, where
+    the size of a tile decides between instructions.
     """
     _shape_for(at)
     book, large = Noted(), Noted()
@@ -150,12 +159,21 @@ def noted(at: Target, turns: bool) -> list[Launch]:
                             run(provider, case)
         note_products()
         note_eight_bits(float8)
-    if at.amd and not turns:
+    if (at.amd or at.gpu.arch == HOPPER) and not turns:
         with large.noting():
             note_largest(float8)
     missing = {OCP, FNUZ} - {*at.floats}
     found = (*_one_each(book.launches.values()), *large.launches.values())
     return [launch for launch in found if not any(map(launch.takes, missing))]
+
+
+def packed(at: Target) -> list[Launch]:
+    """Products of quantized weights, whose numbers are made in registers."""
+    _shape_for(at)
+    book = Noted()
+    with book.noting():
+        note_packed(MANY_ROWS)
+    return [launch for launch in book.launches.values() if launch.name in IN_REGISTERS]
 
 
 def _providers(at: Target) -> Sequence[OpProvider]:
@@ -177,7 +195,7 @@ def _shape_for(at: Target) -> None:
 
 
 def compiled(launch: Launch, at: Target) -> Compiled:
-    """Raises what Triton raises for a launch that does not compile."""
+    """Raises what Triton raises for a launch that does not compile, RuntimeError for one that `in_flight` finds."""
     constants, options = dict(launch.constants), dict(launch.options)
     if not at.amd and at.gpu.arch >= 90 and "AHEAD" in constants:
         constants, options = constants | {"AHEAD": True}, options | {"launch_pdl": True}
@@ -189,16 +207,21 @@ def compiled(launch: Launch, at: Target) -> Compiled:
     )
     done = compile(source, target=at.gpu, options=options)
     if not at.amd:
+        if wrong := in_flight(done.asm["ptx"], launch.name not in IN_REGISTERS):
+            raise RuntimeError(f"faults of products under way: {len(wrong)}, first: {wrong[0]}")
         return Compiled(len(done.asm["cubin"]), done.metadata.shared, 0)
     spills = re.search(r"\.vgpr_spill_count:\s*(\d+)", done.asm["amdgcn"])
     assert spills is not None
     return Compiled(len(done.asm["hsaco"]), done.metadata.shared, int(spills[1]))
 
 
-def plan(targets: Sequence[Target], turns: bool) -> Iterable[tuple[Launch, Target]]:
-    """What is compiled for what; with `turns` one launch of each kernel, for one target by the kernel's name."""
+def plan(targets: Sequence[Target], turns: bool, only_packed: bool = False) -> Iterable[tuple[Launch, Target]]:
+    """What is compiled for what: all, or what is `packed`.
+
+    With `turns` one launch of each kernel, for one target by the kernel's name.
+    """
     for place, at in enumerate(targets):
-        launches: Iterable[Launch] = noted(at, turns)
+        launches: Iterable[Launch] = packed(at) if only_packed else noted(at, turns)
         if turns:
             first = {launch.name: launch for launch in reversed(list(launches))}
             launches = [launch for name, launch in first.items() if zlib.crc32(name.encode()) % len(targets) == place]
@@ -209,7 +232,7 @@ def main() -> int:
     """Note, then compile; one line per kernel and target."""
     failed, done, turns = 0, 0, "--turns" in sys.argv
     targets = [target(word) for word in sys.argv[1:] if not word.startswith("-")]
-    for launch, at in plan(targets, turns):
+    for launch, at in plan(targets, turns, "--packed" in sys.argv):
         done += 1
         try:
             print(f"{launch.name} {at.label}: {compiled(launch, at).told(at)}", flush=True)

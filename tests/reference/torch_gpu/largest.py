@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+
 import torch
 from hardpoint_torch_gpu import eight_bits, experts
 from hardpoint_torch_gpu.few_rows import FewRows
@@ -20,6 +23,9 @@ _RULE = ScoreRule(0.1, None, None, None)
 #: Columns and rows of a weight, and its rows where it is a vocabulary's.
 _SIDE, _MANY = 4096, 32768
 _TOKENS = (8, 16, 32, 64, 128, 256)
+#: Slots of a tile of experts.
+_SLOTS = (16, 32, 64, 128)
+_GATED = Epilogue(gated=True, kind="silu")
 
 
 def note_largest(float8: torch.dtype) -> None:
@@ -33,17 +39,26 @@ def note_largest(float8: torch.dtype) -> None:
         w = torch.empty(rows, _SIDE, dtype=torch.bfloat16)
         for tokens in (1, 16, 32, 64):
             FewRows().product(torch.empty(tokens, _SIDE, dtype=torch.bfloat16), w, None)
-    for wide in (False, True):
-        weight = _quantized(wide)
-        for tokens in _TOKENS:
-            x = torch.empty(tokens, _SIDE, dtype=torch.bfloat16)
-            quant_gemm.quant_dot(x, weight, None, x.dtype, tiling(weight, tokens, x.dtype))
+    note_packed()
     for codes, kind in ((Codes.INT8, torch.int8), (Codes.FLOAT8, float8)):
         eight = _eight(codes, kind, _SIDE)
         for tokens in _TOKENS:
             rounded = eight.rounded(torch.empty(tokens, _SIDE, dtype=torch.bfloat16))
             eight_bit_gemm.eight_bit_dot(rounded, eight, None, eight_bits.cutting(eight, tokens, 128))
     _experts(float8)
+
+
+def note_packed(tokens: Iterable[int] = _TOKENS) -> None:
+    """Products of quantized weights, of few and of many rows, with so many rows of x; of experts too where they fit."""
+    for wide, rows in itertools.product((False, True), (_SIDE, _MANY)):
+        weight = _quantized(wide, rows)
+        for many in tokens:
+            x = torch.empty(many, _SIDE, dtype=torch.bfloat16)
+            quant_gemm.quant_dot(x, weight, None, x.dtype, tiling(weight, many, x.dtype))
+    for many in {*tokens} & {*_SLOTS}:
+        x, ids = torch.empty(many, _SIDE, dtype=torch.bfloat16), torch.zeros(many, 2, dtype=torch.int64)
+        cut, routing = experts.cutting(many, x.dtype, True), route(ids, torch.empty(many, 2), 2, many)
+        grouped(x, _quantized(False, 2 * _SIDE), None, routing, _SIDE // 2, True, _GATED, cut)
 
 
 def _attention(dtype: torch.dtype, width: int) -> None:
@@ -92,17 +107,16 @@ def _eight(codes: Codes, kind: torch.dtype, rows: int) -> eight_bit_gemm.EightBi
 
 
 def _experts(float8: torch.dtype) -> None:
-    """Two gated experts: tiles of every height, weights plain, of 4 bits, of 8-bit floats."""
-    rows, epilogue = _SIDE, Epilogue(gated=True, kind="silu")
+    """Two gated experts: tiles of every height, weights plain and of 8-bit floats."""
+    rows = _SIDE
     x = torch.empty(128, _SIDE, dtype=torch.bfloat16)
     plain = torch.empty(2, rows, _SIDE, dtype=torch.bfloat16)
-    packed, eight = _quantized(False, 2 * rows), _eight(Codes.FLOAT8, float8, 2 * rows)
+    eight = _eight(Codes.FLOAT8, float8, 2 * rows)
     ids, share = torch.zeros(128, 2, dtype=torch.int64), torch.empty(128, 2)
-    for tokens in (16, 32, 64, 128):
+    for tokens in _SLOTS:
         routing = route(ids, share, 2, tokens)
         for weight, left, cut in (
             (plain, x, experts.cutting(tokens, x.dtype, False)),
-            (packed, x, experts.cutting(tokens, x.dtype, True)),
             (eight, eight.rounded(x), experts.eight_bit_cutting(tokens, 128)),
         ):
-            grouped(left, weight, None, routing, rows // 2, True, epilogue, cut)
+            grouped(left, weight, None, routing, rows // 2, True, _GATED, cut)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,31 @@ pytestmark = pytest.mark.reference
 CAPABILITIES = ("80", "90", "100")
 
 
-def test_every_kernel_compiles_for_a_generation_in_turn(tmp_path: Path) -> None:
+@pytest.fixture
+def compiling(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`ahead_of_time.py` with arguments, in a process where kernels are compiled and not interpreted."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("ahead_of_time.py"), "--turns", *CAPABILITIES],
-        capture_output=True,
-        text=True,
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        check=False,
-    )
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, Path(__file__).with_name("ahead_of_time.py"), *words]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+    return run
+
+
+def test_no_product_runs_on_into_a_step_that_makes_its_numbers_anew(
+    compiling: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = compiling("--packed", "90")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {line.split(" sm_90: ")[0] for line in done.stdout.splitlines()} == {"_quant_dot", "_grouped"}
+
+
+def test_every_kernel_compiles_for_a_generation_in_turn(
+    compiling: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = compiling("--turns", *CAPABILITIES)
     assert done.returncode == 0, done.stdout + done.stderr
     compiled = [line.split(" sm_") for line in done.stdout.splitlines() if line.endswith(" bytes")]
     kernels = {name for name, _ in compiled}

@@ -17,7 +17,7 @@ from hardpoint_torch_gpu.kernels.activation import KINDS, activated
 from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
 from hardpoint_torch_gpu.kernels.eight_bit_gemm import EightBitWeight, added, empty_sums, repeats, scaled
 from hardpoint_torch_gpu.kernels.quant_codes import codes
-from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight, decoded, read_words
+from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight, decoded, read_words, register_dot
 from hardpoint_torch_gpu.kernels.round_input import Rounded
 from hardpoint_torch_gpu.limits import limits_of
 
@@ -232,6 +232,8 @@ def _grouped(
                 sums, w, x, scales_ptr, x_scales_ptr, row, x_row, step * BLOCK_K, stride, x_rows,
                 GROUP, X_GROUP, GROUP_ROWS, False, REPEAT,
             )  # fmt: skip
+        elif QUANT:
+            sums = register_dot(w, x, sums)
         else:
             sums = tl.dot(w, x, sums, input_precision="ieee")
     if WHOLE:

@@ -98,6 +98,16 @@ def decoded(
 
 
 @triton.jit
+def register_dot(w, x, sums):
+    """sums + w x, sums float32 [N, M], where a loop makes w anew in registers at each of its steps.
+
+    Hopper's tensor cores read such registers while the program goes on. With sums that are only summed further Triton
+    3.6 lets products run on into the next step, which overwrites what they read; any use of the sums makes it wait.
+    """
+    return tl.dot(w, x, sums, input_precision="ieee").to(tl.int32, bitcast=True).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def read_words(values_ptr, first, planes, stride, n, WIDTH: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr):
     """Words [R, WIDTH / C, 4] of the columns from `first` on; behind the last plane that plane again."""
     plane = first // C + tl.arange(0, WIDTH // C)
@@ -145,7 +155,7 @@ def _quant_dot(
                     total += tl.dot(ones, x, input_precision="ieee") * offset[:, None]
             else:
                 weight = decoded(q, scales_ptr, offsets_ptr, first, groups, stride, n, dtype, OFFSET, GROUP, True)
-                total = tl.dot(weight, x, total, input_precision="ieee")
+                total = register_dot(weight, x, total)
     if BIAS:
         bias = tl.load(bias_ptr + n, mask=n < rows, other=0.0).to(tl.float32)[:, None]
     else:

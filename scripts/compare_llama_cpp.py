@@ -142,7 +142,7 @@ def _proportional_bytes(pid: int) -> int:
 
 
 def _usual_environment() -> dict[str, str]:
-    """As a user's: Python keeps the bytecode of what it imports, without which each start compiles anew for a second."""
+    """As a user's: Python keeps the bytecode of what it imports; without, each start compiles anew for a second."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 

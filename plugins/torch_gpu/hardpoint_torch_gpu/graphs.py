@@ -2,7 +2,8 @@
 
 A replay costs the host one call instead of hundreds. Small steps with prompts are recorded in pieces, with attention
 between them. Steps with more tokens are long enough to be called op by op, and so are those that want penalties, masks
-or log-probabilities. Most sizes are recorded while serving (`backlog.py`); their kernels are compiled before.
+or log-probabilities. Most sizes are recorded while serving (`backlog.py`); their kernels are compiled before, as are
+those of steps that are called op by op (`rehearsal.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from hardpoint_torch_gpu.backlog import Backlog, LateBucket, halving
 from hardpoint_torch_gpu.compile_ahead import CompileAhead
 from hardpoint_torch_gpu.compiles import LateCompiles
 from hardpoint_torch_gpu.recording import RecordedStep, Recorder
+from hardpoint_torch_gpu.rehearsal import Rehearsal, RehearsalBucket, rehearsals
 
 log = logging.getLogger(__name__)
 
@@ -102,13 +104,15 @@ class GraphBuilder(ProgramBuilder):
         ranks = {(n, 1): rank for rank, n in enumerate(halving(decodes))}
         ranks |= {(n, 0): len(decodes) + rank for rank, n in enumerate(reversed(mixed))}
         self._order = sorted(sized, key=lambda bucket: ranks.get((bucket.tokens, bucket.query), 0))
-        return (*sized, ANY_SIZE)
+        return (*sized, *rehearsals(max_tokens, max_requests, max((most, *mixed))), ANY_SIZE)
 
     def build(self, step: StepFunction, bucket: Bucket) -> Program:
         if self._sealed:
             raise UnsupportedOperation(f"a program for {bucket} is asked for after serving has begun")
         if bucket == ANY_SIZE:
             return EagerBuilder().build(step, bucket)
+        if isinstance(bucket, RehearsalBucket):
+            return Rehearsal(step, bucket, self.ahead)
         program = self._programs[bucket] = GraphProgram(self, step, bucket)
         return program
 
@@ -203,13 +207,14 @@ class GraphProgram(Program):
     def prepare(self, inputs: StepInputs, state: State, weights: Weights) -> State:
         builder = self._builder
         builder.ahead.finish()
-        if self.kind in builder.refusals:
-            return state
-        recorded = RecordedStep(builder.recorder, inputs, state, weights, pieces=self.kind == _MIXED)
-        late, fresh = builder.waits(self._bucket), builder.unrehearsed(self._bucket)
-        if not late or fresh:
+        refused = self.kind in builder.refusals
+        late, fresh = not refused and builder.waits(self._bucket), builder.unrehearsed(self._bucket)
+        if fresh or not (late or refused):
             with torch.inference_mode(), builder.recorder.aside(), builder.ahead.listening():
                 self._step(inputs, state, weights)  # whatever is compiled or set up at first use
+        if refused:
+            return state
+        recorded = RecordedStep(builder.recorder, inputs, state, weights, pieces=self.kind == _MIXED)
         if late:
             self._put_off = recorded, inputs, state, weights
         elif why := self._record(recorded, state, weights):

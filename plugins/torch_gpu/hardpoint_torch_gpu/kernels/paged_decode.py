@@ -206,7 +206,8 @@ class PagedDecode:
         # Steps that store here are recorded before serving, the others compile at their first use: these in one way.
         few = new is not None and parts * kv_heads <= _FEW
         mixed = torch.empty((parts, heads, v_width), dtype=torch.float32, device=q.device)
-        best, total = torch.empty((2, parts, heads), dtype=torch.float32, device=q.device)
+        # Apart, so that both are aligned whatever the number of parts: for one that is not another kernel is compiled.
+        best, total = (torch.empty((parts, heads), dtype=torch.float32, device=q.device) for _ in range(2))
         k, v = new or (q, q)
         d_pad, v_pad = max(16, triton.next_power_of_2(width)), max(16, triton.next_power_of_2(v_width))
         shared_two = triton.next_power_of_2(shared)

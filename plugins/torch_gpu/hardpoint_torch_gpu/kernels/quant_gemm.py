@@ -117,7 +117,7 @@ def read_words(values_ptr, first, planes, stride, n, WIDTH: tl.constexpr, C: tl.
     return tl.load(start[:, :, None] + tl.arange(0, 4)[None, None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "tiles_m"])
 def _quant_dot(
     values_ptr, scales_ptr, offsets_ptr, book_ptr, x_ptr, bias_ptr, y_ptr, parts_ptr, locks_ptr,
     rows, columns, tokens, planes, groups, stride, tiles_m, steps,
@@ -167,7 +167,7 @@ def _quant_dot(
     finish(total, bias, y, mask, parts, tl.num_programs(0) * area, locks_ptr + tile, split, tl.num_programs(1), SHARED)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _dequantize(
     values_ptr, scales_ptr, offsets_ptr, book_ptr, ids_ptr, y_ptr, columns, planes, groups, stride, begin, count,
     factor, BYTES: tl.constexpr, TABLE: tl.constexpr, FLOATS: tl.constexpr, SIGNED: tl.constexpr,

@@ -339,7 +339,7 @@ def edges_of(
     min_p = inputs.min_p.contiguous()
     counts = torch.zeros((rows, _COLUMNS.value), dtype=torch.int32, device=device)
     listed = torch.empty((rows, room), dtype=torch.int32, device=device)
-    head, total = torch.empty((2, rows, count), dtype=torch.int64, device=device)
+    head, total = (torch.empty((rows, count), dtype=torch.int64, device=device) for _ in range(2))
     found = Edges(
         torch.empty(rows, dtype=torch.int32, device=device),
         torch.empty(rows, dtype=torch.int32, device=device),

@@ -142,7 +142,8 @@ def pieces_of(
     rows, vocab = logits.shape
     block = block or block_of(vocab)
     count = triton.cdiv(vocab, block)
-    best, at, raw = torch.empty((3, rows, count), dtype=torch.int32, device=logits.device)
+    # Apart, so that all are aligned whatever the number of rows: for one that is not another kernel is compiled.
+    best, at, raw = (torch.empty((rows, count), dtype=torch.int32, device=logits.device) for _ in range(3))
     total = torch.empty((rows, count), dtype=torch.int64, device=logits.device) if sums else None
     mask = best if allowed is None else allowed
     _pieces[(rows, count)](

@@ -26,24 +26,24 @@ LONGEST = 4096
 
 
 @triton.jit
-def _cut(best_ptr, row, pieces, K: tl.constexpr, PAD: tl.constexpr):
-    """A key that at least K tokens of the row reach; LOWEST where pieces are fewer than K."""
+def _cut(best_ptr, row, pieces, k, PAD: tl.constexpr):
+    """A key that at least k tokens of the row reach; LOWEST where pieces are fewer than k."""
     piece = tl.arange(0, PAD)
     keys = tl.load(best_ptr + row * pieces + piece, mask=piece < pieces, other=LOWEST)
     reach = tl.sum((keys[None, :] >= keys[:, None]).to(tl.int32), 1)
-    return tl.max(tl.where((reach >= K) & (piece < pieces), keys, LOWEST), 0)
+    return tl.max(tl.where((reach >= k) & (piece < pieces), keys, LOWEST), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _likely(
-    x_ptr, best_ptr, tokens_ptr, found_ptr, list_ptr, vocab, pieces, room, K: tl.constexpr, PAD: tl.constexpr,
+    x_ptr, best_ptr, tokens_ptr, found_ptr, list_ptr, vocab, pieces, room, k, TOP: tl.constexpr, PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     best = tl.load(best_ptr + row * pieces + piece)
     chosen = order_key(tl.load(x_ptr + row * vocab + tl.load(tokens_ptr + row)))
-    if K > 0:
-        cut = _cut(best_ptr, row, pieces, K, PAD)
+    if TOP:
+        cut = _cut(best_ptr, row, pieces, k, PAD)
         bound = tl.minimum(cut, chosen)
     else:
         bound = chosen
@@ -55,7 +55,7 @@ def _likely(
     larger = tl.sum((inside & (key > chosen)).to(tl.int32), 0)
     if larger > 0:
         tl.atomic_add(found_ptr + row * 2, larger, sem="relaxed")
-    if K > 0:
+    if TOP:
         listed = (inside & (key >= cut)).to(tl.int32)
         number = tl.sum(listed, 0)
         if number > 0:
@@ -64,10 +64,10 @@ def _likely(
             tl.store(list_ptr + row * room + place, column, mask=(listed > 0) & (place < room))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _score(
     x_ptr, best_ptr, sum_ptr, tokens_ptr, found_ptr, list_ptr, chosen_ptr, rank_ptr, top_ids_ptr, top_ptr, vocab,
-    pieces, room, SCALE: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, CHUNK: tl.constexpr,
+    pieces, room, k, SCALE: tl.constexpr, TOP: tl.constexpr, PAD: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     piece = tl.arange(0, PAD)
@@ -81,15 +81,15 @@ def _score(
     chosen = tl.load(x_ptr + row * vocab + tl.load(tokens_ptr + row))
     tl.store(chosen_ptr + row, chosen - most - share)
     tl.store(rank_ptr + row, tl.load(found_ptr + row * 2).to(tl.int64) + 1)
-    if K > 0:
-        cut = _cut(best_ptr, row, pieces, K, PAD)
+    if TOP:
+        cut = _cut(best_ptr, row, pieces, k, PAD)
         span = tl.load(found_ptr + row * 2 + 1)
         from_list = span <= room
         listed = tl.where(from_list, span, 0)
         span = tl.where(from_list, span, vocab)
         # Key and id as one number, lower ids larger: the next one is the largest below the one before.
         before = tl.full([], 9223372036854775807, tl.int64)
-        for place in range(K):
+        for place in range(k):
             largest = tl.full([CHUNK], -9223372036854775807, tl.int64)
             for at in range(0, span, CHUNK):
                 entry = at + tl.arange(0, CHUNK)
@@ -100,8 +100,8 @@ def _score(
                 usable = (entry < span) & (key >= cut) & (both < before)
                 largest = tl.where(usable & (both > largest), both, largest)
             before = tl.max(largest, 0)
-            tl.store(top_ids_ptr + row * K + place, (before & BEYOND) ^ BEYOND)
-            tl.store(top_ptr + row * K + place, from_key((before >> 32).to(tl.int32)) - most - share)
+            tl.store(top_ids_ptr + row * k + place, (before & BEYOND) ^ BEYOND)
+            tl.store(top_ptr + row * k + place, from_key((before >> 32).to(tl.int32)) - most - share)
 
 
 def score(logits: torch.Tensor, token_ids: torch.Tensor, k: int, block: int = 0, longest: int = LONGEST) -> Logprobs:
@@ -121,11 +121,12 @@ def score(logits: torch.Tensor, token_ids: torch.Tensor, k: int, block: int = 0,
         torch.empty((rows, k), dtype=torch.float32, device=device),
     )
     _likely[(rows, pieces.count)](
-        logits, pieces.best, tokens, found, listed, vocab, pieces.count, room, K=k, PAD=pieces.pad,
+        logits, pieces.best, tokens, found, listed, vocab, pieces.count, room, k, TOP=k > 0, PAD=pieces.pad,
         BLOCK=pieces.block, num_warps=warps_of(pieces.block),
     )  # fmt: skip
     _score[(rows,)](
         logits, pieces.best, pieces.sums, tokens, found, listed, scores.chosen, scores.rank, scores.top_ids,
-        scores.top, vocab, pieces.count, room, SCALE=scale_of(vocab), K=k, PAD=pieces.pad, CHUNK=512, num_warps=4,
+        scores.top, vocab, pieces.count, room, k, SCALE=scale_of(vocab), TOP=k > 0, PAD=pieces.pad, CHUNK=512,
+        num_warps=4,
     )  # fmt: skip
     return scores

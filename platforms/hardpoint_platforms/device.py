@@ -142,7 +142,8 @@ class Device(ABC):
             passes that on and never touches the old one.
 
         On a device that compiles (`ExecutionMode.COMPILE`) the core calls it with the same shapes over and over, each
-        of them once before `ProgramBuilder.seal`. The default is `body` itself, op by op.
+        of them once before `ProgramBuilder.seal`. On one of several ranks (`mesh`) it runs on each, and what it returns
+        is the same on all. The default is `body` itself, op by op.
         """
         return body
 

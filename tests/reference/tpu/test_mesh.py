@@ -40,7 +40,7 @@ def four() -> Iterator[Any]:
     opened.close()
 
 
-@pytest.mark.parametrize("family", ["llama", "deepseek_v2"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("deepseek_v2", marks=pytest.mark.long)])
 def test_tokens_are_those_of_one_device(four: Any, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A vocabulary that is dealt out, shared key and value heads, preemptions; nothing is compiled on the way."""
     monkeypatch.setitem(tiny.SMALL, "vocab_size", 120)
@@ -62,6 +62,22 @@ def test_the_kits_group() -> None:
     assert [verdict.status for verdict in report.verdicts] == [Status.PASS], report.failures()
 
 
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_kits_level_four(count: int) -> None:
+    subject = replace(of_platform(TpuPlatform(), "tpu", "hardpoint-tpu"), options=FAST)
+    report = conduct(subject, [ranks.GROUP], Selection(cases=(f"ranks/communicator/*of-{count}-ranks*",)))
+    assert [verdict.status for verdict in report.verdicts] == [Status.PASS] * 6, report.failures()
+
+
+def test_the_kit_notices_a_wrong_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Collectives, "all_reduce", lambda self, x, axis: x)
+    subject = replace(of_platform(TpuPlatform(), "tpu", "hardpoint-tpu"), options=FAST)
+    report = conduct(subject, [ranks.GROUP], Selection(cases=("ranks/communicator/all_reduce*of-2-ranks*",)))
+    assert [verdict.status for verdict in report.verdicts] == [Status.FAIL]
+    assert "all_reduce at rank 0" in report.failures()[0].message
+
+
+@pytest.mark.long
 def test_two_engines_beside_each_other_on_chips_of_their_own() -> None:
     """Data parallel: replicas of two chips each in one process give the same tokens."""
     answers = []

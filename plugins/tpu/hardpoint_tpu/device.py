@@ -12,6 +12,7 @@ import torch
 from hardpoint_platforms.capabilities import BatchLimits, Capabilities, ExecutionMode, TuningChoice
 from hardpoint_platforms.communication import TENSOR_AXIS, Communicator, Mesh
 from hardpoint_platforms.device import Device, DeviceInfo, MemoryInfo
+from hardpoint_platforms.errors import UnsupportedOperation
 from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.program import ProgramBuilder, Weights
 from hardpoint_platforms.state_cache import StateCache
@@ -71,6 +72,8 @@ class TpuDevice(Device):
     def communicator(self, mesh: Mesh, rank: int, rendezvous: str) -> Communicator:
         if mesh == self.mesh:
             return Collectives(mesh, self._runtime.wrap)
+        if mesh.ranks > 1:
+            raise UnsupportedOperation("one process runs all chips as one program: there are no ranks to join")
         return super().communicator(mesh, rank, rendezvous)
 
     def load_ranks(self, loads: Sequence[Callable[[Device], Weights]]) -> Weights:

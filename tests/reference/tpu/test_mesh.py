@@ -166,6 +166,11 @@ def test_what_runs_as_one_program_has_no_rank(four: Any) -> None:
             ask()
 
 
+def test_ranks_of_other_processes_are_refused(four: Any) -> None:
+    with pytest.raises(UnsupportedOperation, match="no ranks to join"):
+        four.communicator(Mesh((TENSOR_AXIS,), (2,)), 0, "tcp://127.0.0.1:1")
+
+
 def test_more_chips_than_there_are() -> None:
     with pytest.raises(DeviceUnavailable, match="9 chips from tpu:0 on are wanted, JAX has 4") as error:
         TpuPlatform().open_mesh(0, Mesh((TENSOR_AXIS,), (9,)), FAST)

@@ -55,7 +55,6 @@ def plan_model(config: EngineConfig, compiled: bool) -> PlannedModel:
     from hardpoint.simulate.models import read_config
     from hardpoint.weights.dummy import DummySource
     from hardpoint.weights.source import Checkpoint
-    from hardpoint.worker.dtypes import named_dtype
     from hardpoint.worker.planning import Planner
     from hardpoint_platforms.communication import TENSOR_AXIS, Mesh
     from hardpoint_platforms.discovery import discover
@@ -68,9 +67,7 @@ def plan_model(config: EngineConfig, compiled: bool) -> PlannedModel:
             hint="name a platform and a kind of its devices: --device PLATFORM:KIND",
         )
     values = {**read_config(config.model.model)[0], **config.model.overrides}
-    word = values.get("torch_dtype") or values.get("dtype") or "bfloat16"
-    source = DummySource(dtype=named_dtype(word, "the dtype of config.json"), empty=True)
-    checkpoint = Checkpoint(Path(config.model.model), values, {}, source, "dummy")
+    checkpoint = Checkpoint(Path(config.model.model), values, {}, DummySource(empty=True), "dummy")
     mesh = Mesh((TENSOR_AXIS,), (config.device.tensor_parallel_size,))
     device = open_target(platform, target, discover(), mesh, config.device.options)
     try:

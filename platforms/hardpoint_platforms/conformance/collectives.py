@@ -65,7 +65,7 @@ def perform(device: Device, c: Communicator, task: Task) -> None:
     mesh = task.mesh
     if task.name == _WHO:
         c.barrier()
-        if (c.mesh, c.rank) not in [(mesh, rank) for rank in range(mesh_size(mesh))]:
+        if (c.mesh, c.rank) not in [(mesh, rank) for rank in range(mesh.ranks)]:
             raise Wrong(f"a rank says that it is rank {c.rank} of {c.mesh}")
         return
     dtype = getattr(torch, task.dtype)
@@ -77,17 +77,12 @@ def perform(device: Device, c: Communicator, task: Task) -> None:
             return source.integers(-(1 << 40), 1 << 40, 3, 8)
         return source.normal(3, 8, dtype=dtype)
 
-    held = {rank: device.to_device(made(rank)) for rank in range(mesh_size(mesh))}
+    held = {rank: device.to_device(made(rank)) for rank in range(mesh.ranks)}
     code = getattr(type(c), task.name.partition(" ")[0])
     for axis in mesh.axes:
         found = device_to_host(device, _WORK[task.name](c, lambda rank: held[rank], axis))
         wanted = _expected(mesh, c.rank, task.name, made, axis)
         require_close(found, wanted, tolerance, code, f"{task.name} over {axis!r} at rank {c.rank}")
-
-
-def mesh_size(mesh: Mesh) -> int:
-    """Ranks of a mesh."""
-    return Task(mesh.axes, mesh.sizes, "", "", 0).world
 
 
 def _all_reduce(c: Communicator, made: Callable[[int], torch.Tensor], axis: str) -> Any:
@@ -114,7 +109,7 @@ def _broadcast(c: Communicator, made: Callable[[int], torch.Tensor], axis: str) 
 
 def _send(c: Communicator, made: Callable[[int], torch.Tensor], axis: str) -> Any:
     """Round a ring of all ranks: even ones send first."""
-    world = mesh_size(c.mesh)
+    world = c.mesh.ranks
     if world == 1:
         return made(0)
     after, before = (c.rank + 1) % world, (c.rank - 1) % world
@@ -152,7 +147,7 @@ def _expected(mesh: Mesh, rank: int, name: str, made: Callable[[int], torch.Tens
         return tuple(made(peer)[: (peer + mine) % 3] for peer in peers)
     if name == "broadcast":
         return made(peers[-1])
-    return made((rank - 1) % mesh_size(mesh))
+    return made((rank - 1) % mesh.ranks)
 
 
 def device_to_host(device: Device, value: Any) -> Any:

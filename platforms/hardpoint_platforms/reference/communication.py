@@ -40,9 +40,7 @@ class GroupCommunicator(Communicator):
         if not dist.is_available():
             raise UnsupportedOperation("this build of torch has no torch.distributed; one rank works without it")
         host, port = _address(rendezvous)
-        world = 1
-        for size in mesh.sizes:
-            world *= size
+        world = mesh.ranks
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} is outside a mesh of {world} ranks")
         self._mesh, self._rank = mesh, rank

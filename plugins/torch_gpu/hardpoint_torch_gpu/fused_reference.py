@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Hashable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed, Weight
 from hardpoint_platforms.ops.provider import OpProvider, Support
 from hardpoint_platforms.reference.providers import reference_providers
+from hardpoint_torch_gpu.measured import kept
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,5 @@ class Fused:
 def fused_references(backend: str = "inductor") -> tuple[OpProvider, ...]:
     """One per op that takes no plan, to be asked last. Torch keeps what it compiles under `~/.cache/hardpoint`, unless
     the environment names another place."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    os.environ.setdefault(_CACHE, str(home / "hardpoint" / "inductor"))
+    os.environ.setdefault(_CACHE, str(kept("inductor")))
     return tuple(FusedReference(one, backend) for one in reference_providers() if one.planner() is None)

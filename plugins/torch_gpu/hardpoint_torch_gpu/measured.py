@@ -79,11 +79,16 @@ def _read(path: Path | None) -> dict[str, dict[str, float]]:
         return {}
 
 
+def kept(name: str) -> Path:
+    """The folder of this name for what is found out once and kept on disk."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "hardpoint" / name
+
+
 def file_for(device: torch.device) -> Path:
     """Where the answers for a GPU are kept: for one kind of GPU, one torch and one Triton."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = torch.cuda.get_device_name(device).replace(" ", "-").replace("/", "-")
-    return home / "hardpoint" / "measured" / f"{name}-torch{torch.__version__}-triton{triton.__version__}.json"
+    return kept("measured") / f"{name}-torch{torch.__version__}-triton{triton.__version__}.json"
 
 
 class GpuTimer:

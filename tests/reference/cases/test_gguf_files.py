@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import dequantize, quantize
+from tiny_gguf import add_sizes, finish, gguf_name
 from tiny_models import byte_letters, llama_config, random_weights, save_llama
 
 from hardpoint import SamplingParams
@@ -25,30 +26,8 @@ pytestmark = pytest.mark.reference
 
 Q = gguf.GGMLQuantizationType
 CONFIG = llama_config(hidden_size=256, intermediate_size=256, head_dim=64)
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 #: Where these types keep their fp16 scales, which random bytes would make infinite.
 SCALES = {Q.Q4_K: (0, 2), Q.Q5_K: (0, 2), Q.Q6_K: (208,), Q.Q2_K: (80, 82), Q.IQ4_NL: (0,), Q.IQ4_XS: (0,)}
-
-
-def _gguf_name(name: str) -> str:
-    base = name.removesuffix(".weight")
-    if base in NAMES:
-        return f"{NAMES[base]}.weight"
-    _, _, layer, rest = base.split(".", 3)
-    return f"blk.{layer}.{NAMES[rest]}.weight"
 
 
 def _permuted(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -85,7 +64,7 @@ class Files:
         self.tensors: dict[str, tuple[np.ndarray, Q]] = {}
         plain: dict[str, torch.Tensor] = {}
         for seed, (name, weight) in enumerate(random_weights(self.config).items()):
-            values, target = weight.numpy(), _gguf_name(name)
+            values, target = weight.numpy(), gguf_name(name)
             heads = {"attn_q": 4, "attn_k": 2}.get(target.split(".")[-2], 0)
             kind = next((k for end, k in kinds.items() if target.endswith(f"{end}.weight")), default)
             kind = Q.F32 if values.ndim == 1 else kind
@@ -117,21 +96,12 @@ class Files:
         for name in names:
             data, kind = self.tensors[name]
             writer.add_tensor(name, data, raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
         return path
 
     def _describe(self, writer: gguf.GGUFWriter) -> None:
         config = self.config
-        writer.add_context_length(config["max_position_embeddings"])
-        writer.add_embedding_length(config["hidden_size"])
-        writer.add_block_count(config["num_hidden_layers"])
-        writer.add_feed_forward_length(config["intermediate_size"])
-        writer.add_head_count(config["num_attention_heads"])
-        writer.add_head_count_kv(config["num_key_value_heads"])
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        add_sizes(writer, config)
         writer.add_rope_freq_base(config["rope_theta"])
         tokens = ["<s>", "</s>", *byte_letters(), "Ġw"]
         writer.add_tokenizer_model("gpt2")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -16,81 +15,51 @@ from hypothesis import strategies as st
 from hardpoint.errors import ConfigError
 from hardpoint.layers.shard import Shard, cut_spec, cut_weight, joined
 from hardpoint.weights.dummy import DummySource
-from hardpoint_platforms.communication import TENSOR_AXIS, Communicator, Mesh
+from hardpoint_platforms.communication import TENSOR_AXIS, Mesh
+from hardpoint_platforms.conformance.ranks import free_address
 from hardpoint_platforms.ops.contract import WeightSpec
 from hardpoint_platforms.quant import Packing, QuantScheme, QuantTensor
+from hardpoint_platforms.reference.communication import GlooCommunicator
 
 pytestmark = pytest.mark.reference
 
 
-class Threads(Communicator):
-    """Ranks that are threads of this process and meet at a barrier."""
+class Noted(GlooCommunicator):
+    """The default communicator; notes what it was asked for."""
 
-    def __init__(self, count: int, rank: int, shared: list[Any], barrier: threading.Barrier) -> None:
-        self._mesh, self._rank, self._shared, self._barrier = Mesh((TENSOR_AXIS,), (count,)), rank, shared, barrier
+    def __init__(self, mesh: Mesh, rank: int, rendezvous: str) -> None:
+        super().__init__(mesh, rank, rendezvous, timeout_seconds=60)
         self.calls: list[str] = []
 
-    @property
-    def mesh(self) -> Mesh:
-        return self._mesh
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    def _everybody(self, x: torch.Tensor, what: str) -> list[torch.Tensor]:
-        self.calls.append(what)
-        self._shared[self._rank] = x
-        self._barrier.wait(60)
-        found = list(self._shared)
-        self._barrier.wait(60)
-        return found
-
     def all_reduce(self, x: torch.Tensor, axis: str) -> torch.Tensor:
-        return torch.stack(self._everybody(x, "all_reduce")).sum(0)
+        self.calls.append("all_reduce")
+        return super().all_reduce(x, axis)
 
     def all_gather(self, x: torch.Tensor, axis: str, dim: int) -> torch.Tensor:
-        return torch.cat(self._everybody(x, "all_gather"), dim)
-
-    def reduce_scatter(self, x: torch.Tensor, axis: str, dim: int) -> torch.Tensor:
-        raise NotImplementedError
-
-    def all_to_all(self, parts: Sequence[torch.Tensor], axis: str) -> tuple[torch.Tensor, ...]:
-        raise NotImplementedError
-
-    def broadcast(self, x: torch.Tensor, axis: str, root: int = 0) -> torch.Tensor:
-        raise NotImplementedError
-
-    def send(self, x: torch.Tensor, to_rank: int) -> None:
-        raise NotImplementedError
-
-    def receive(self, like: torch.Tensor, from_rank: int) -> torch.Tensor:
-        raise NotImplementedError
-
-    def barrier(self) -> None:
-        self._barrier.wait(60)
-
-    def close(self) -> None:
-        return
+        self.calls.append("all_gather")
+        return super().all_gather(x, axis, dim)
 
 
 def ranks_of(serve: Any, count: int, prompts: list[torch.Tensor], whole_experts: bool = False, **how: Any) -> Any:
     """(logits per prompt of each rank, what the first rank called in its last step)."""
-    barrier, shared = threading.Barrier(count), [None] * count
-    comms = [Threads(count, rank, shared, barrier) for rank in range(count)]
+    mesh, address = Mesh((TENSOR_AXIS,), (count,)), free_address()
 
-    def run(rank: int) -> list[torch.Tensor]:
+    def run(rank: int) -> tuple[list[torch.Tensor], list[str]]:
         torch.set_num_threads(1)
-        served = serve(shard=Shard(rank, count, whole_experts, comms[rank]), **how)
+        communicator = Noted(mesh, rank, address)
+        served = serve(shard=Shard(rank, count, whole_experts, communicator), **how)
         sequences = [served.sequence(prompt) for prompt in prompts]
         served.step([(sequence, 9) for sequence in sequences])
-        comms[rank].calls.clear()
+        communicator.calls.clear()
         served.step([(sequence, len(sequence.tokens) - 9) for sequence in sequences])
         assert not served.book.unused()
-        return [torch.cat(sequence.logits) for sequence in sequences]
+        communicator.barrier()
+        communicator.close()
+        return [torch.cat(sequence.logits) for sequence in sequences], communicator.calls
 
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(run, range(count))), comms[0].calls
+        found = list(pool.map(run, range(count)))
+    return [logits for logits, _ in found], found[0][1]
 
 
 EVEN = {"num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 132}

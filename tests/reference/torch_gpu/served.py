@@ -27,9 +27,10 @@ from hardpoint.config.engine import CacheConfig, DeviceConfig, EngineConfig, Mod
 from hardpoint.engine.build import _scheduler
 from hardpoint.engine.loop import Engine
 from hardpoint.executor.base import Executor, StepHandle
+from hardpoint.executor.null import FinishedStep
 from hardpoint.protocol.messages import EngineRequest
 from hardpoint.request.sampling import SamplingParams
-from hardpoint.scheduler.plan import StepPlan, StepResult
+from hardpoint.scheduler.plan import StepPlan
 from hardpoint.weights.checkpoint import open_checkpoint
 from hardpoint.worker.model_runner import ModelRunner
 from hardpoint.worker.worker import PlacedModel, Worker, bind_model
@@ -112,17 +113,6 @@ class HostGpu(ReferenceDevice):
         return tuple(tensor.clone() for tensor in tensors)
 
 
-class _Done(StepHandle):
-    def __init__(self, result: StepResult) -> None:
-        self._result = result
-
-    def result(self) -> StepResult:
-        return self._result
-
-    def done(self) -> bool:
-        return True
-
-
 class _Here(Executor):
     """Runs plans on the caller's thread, to which torch's modes belong."""
 
@@ -130,7 +120,7 @@ class _Here(Executor):
         self._runner = runner
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        return _Done(self._runner.execute(plan))
+        return FinishedStep(self._runner.execute(plan))
 
     def close(self) -> None:
         return None

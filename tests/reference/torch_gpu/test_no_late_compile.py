@@ -21,6 +21,7 @@ from hardpoint.request.sampling import SamplingParams
 sys.path.extend(str(Path(__file__).parents[1] / place) for place in ("models/quantized", "cases"))
 
 from formats import FORMATS, write_pair
+from tiny_gguf import add_sizes, finish, gguf_name
 from tiny_models import llama_config, random_weights, save_llama
 
 pytestmark = [
@@ -34,21 +35,6 @@ CONTEXT = 768
 @triton.jit(do_not_specialize=["rows"])
 def _sum(x_ptr, size, rows, BLOCK: tl.constexpr):
     """Never run."""
-
-
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -73,28 +59,17 @@ def q4_1(folder: Path) -> Path:
     """All of 4 bits with offsets, one quantized table for embedding and logits, as in small models' GGUF files."""
     made = config(tie_word_embeddings=True)
     writer = gguf.GGUFWriter(folder / "m.gguf", "llama")
-    writer.add_block_count(made["num_hidden_layers"])
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(made["hidden_size"])
-    writer.add_feed_forward_length(made["intermediate_size"])
-    writer.add_head_count(made["num_attention_heads"])
-    writer.add_head_count_kv(made["num_key_value_heads"])
+    add_sizes(writer, made)
     writer.add_key_length(made["head_dim"])
     writer.add_value_length(made["head_dim"])
-    writer.add_layer_norm_rms_eps(made["rms_norm_eps"])
     for name, weight in random_weights(made).items():
-        parts = name.removesuffix(".weight").split(".", 3)
-        layer = f"blk.{parts[2]}." if parts[1] == "layers" else ""
-        target = f"{layer}{NAMES[parts[3] if layer else '.'.join(parts)]}.weight"
+        target = gguf_name(name)
         if weight.ndim == 1:
             writer.add_tensor(target, weight.numpy())
         else:
             kind = gguf.GGMLQuantizationType.Q4_1
             writer.add_tensor(target, gguf.quants.quantize(np.ascontiguousarray(weight.numpy()), kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return folder / "m.gguf"
 
 

@@ -1,4 +1,4 @@
-"""A TPU (or JAX's processor back end) as a device: memory, transfers, and what compiles steps."""
+"""A TPU (or another back end of JAX) as a device: memory, transfers, and what compiles steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ON_TPU, _ON_HOST = (torch.bfloat16, torch.float32), (torch.float32, torch.bfloa
 
 
 class TpuDevice(Device):
-    """One chip, or several that run each program together, or the processor in their place."""
+    """One chip, or several that run each program together, or the processor or a GPU in their place."""
 
     def __init__(self, info: DeviceInfo, runtime: Runtime, options: Mapping[str, Any]) -> None:
         self._info = info
@@ -151,7 +151,7 @@ class _Coming(Readback):
 def _capabilities(runtime: Runtime, options: Mapping[str, Any]) -> Capabilities:
     dtypes = _ON_TPU if runtime.on_tpu else _ON_HOST
     growth = int(options.get("growth", 4))
-    where = runtime.device.device_kind if runtime.on_tpu else "the processor"
+    where = "the processor" if runtime.on_host else runtime.device.device_kind
     return Capabilities(
         compute_dtypes=dtypes,
         step_tokens=2048 if runtime.on_tpu else 256,

@@ -1,7 +1,7 @@
 """The platform `tpu`: finds TPU chips without touching them, and opens one through JAX.
 
-Where JAX_PLATFORMS=cpu is set it offers JAX's processor back end instead, for tests and for looking around: the same
-programs, compiled for the processor. That device says in its name that it is no TPU.
+Where JAX_PLATFORMS=cpu or cuda is set it offers that back end of JAX instead, for tests and for looking around: the
+same programs, compiled for the processor or a GPU. That device says in its name that it is no TPU.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from hardpoint_platforms.hookspecs import hookimpl
 from hardpoint_platforms.platform import Platform, ProbeResult
 from hardpoint_tpu.chips import find_chips
 
-NO_TPU = "XLA on the processor, no TPU"
+#: What JAX compiles for in a TPU's place, and how such a device is called.
+NO_TPU, NO_TPU_BUT_GPU = "XLA on the processor, no TPU", "XLA on a GPU, no TPU"
 _INSTALL = "pip install 'jax==0.10.2' && pip install --no-deps 'torchax==0.0.13'"
 _INSTALL_TPU = "pip install 'libtpu==0.0.42.*'"
+#: Either is JAX's part for NVIDIA GPUs.
+_CUDA = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
 class TpuPlatform(Platform):
-    """TPU chips of this host, or the processor in their place."""
+    """TPU chips of this host, or the processor or GPUs in their place."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         """`root`: where /dev and /sys are, for tests."""
@@ -36,15 +39,24 @@ class TpuPlatform(Platform):
         missing = [name for name in ("jax", "torchax") if find_spec(name) is None]
         if missing:
             return ProbeResult((), (f"{' and '.join(missing)} not installed: {_INSTALL}",))
-        if _wanted_backend() == "cpu":
-            count = int(os.environ.get("JAX_NUM_CPU_DEVICES") or 1)
-            return ProbeResult(tuple(DeviceInfo("tpu", index, NO_TPU, stand_in=True) for index in range(count)))
+        if (wanted := _wanted_backend()) == "cpu":
+            return ProbeResult(_stand_ins(NO_TPU, int(os.environ.get("JAX_NUM_CPU_DEVICES") or 1)))
+        if wanted in ("cuda", "gpu"):
+            return self._gpus()
         chips, why = find_chips(self._root)
         if not chips:
             return ProbeResult((), (f"{why}; JAX_PLATFORMS=cpu tries the plugin on the processor",))
         if find_spec("libtpu") is None:
             return ProbeResult((), (f"{len(chips)} TPU chips, but no libtpu: {_INSTALL_TPU}",))
         return ProbeResult(tuple(DeviceInfo("tpu", index, name) for index, name in enumerate(chips)))
+
+    def _gpus(self) -> ProbeResult:
+        count = len(list(self._root.glob("proc/driver/nvidia/gpus/*")))
+        if not count:
+            return ProbeResult((), ("JAX_PLATFORMS asks for CUDA, but the NVIDIA driver lists no GPU",))
+        if all(find_spec(name) is None for name in _CUDA):
+            return ProbeResult((), ("JAX_PLATFORMS asks for CUDA: pip install 'jax[cuda13]==0.10.2'",))
+        return ProbeResult(_stand_ins(NO_TPU_BUT_GPU, count))
 
     def open(self, index: int, options: Mapping[str, Any]) -> Device:
         return self.open_mesh(index, Mesh((), ()), options)
@@ -78,17 +90,22 @@ class TpuPlatform(Platform):
         return open_target(name, mesh, options)
 
 
+def _stand_ins(name: str, count: int) -> tuple[DeviceInfo, ...]:
+    return tuple(DeviceInfo("tpu", index, name, stand_in=True) for index in range(count))
+
+
 def _devices(info: DeviceInfo, count: int) -> list[Any]:
     """JAX's devices from this one on. Raises DeviceUnavailable."""
     import jax
 
-    on_host = info.name == NO_TPU
+    backend = {NO_TPU: "cpu", NO_TPU_BUT_GPU: "cuda"}.get(info.name, "tpu")
+    on_host = backend == "cpu"
     if on_host:
         # JAX may have been imported before JAX_PLATFORMS was set, and would wake every chip that it knows
         jax.config.update("jax_platforms", "cpu")
         _split_host(info.index + count)
     try:
-        found = jax.devices("cpu" if on_host else "tpu")
+        found = jax.devices(backend)
     except RuntimeError as error:
         told = str(error).partition("\n")[0]
         raise DeviceUnavailable(

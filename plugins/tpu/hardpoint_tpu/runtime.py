@@ -40,8 +40,12 @@ class Runtime:
         self.device = chips.devices[0]
         self.on_tpu = self.device.platform == "tpu"
         self.compiles = Compiles()
-        on_host = not self.on_tpu and effort is not None
-        self._options = {"xla_backend_optimization_level": effort} if on_host else None
+        self.on_host = self.device.platform == "cpu"
+        if not (self.on_tpu or self.on_host):
+            # else a GPU rounds what float32 products read to 10 bits; those of a TPU ask for it one by one
+            jax.config.update("jax_default_matmul_precision", "highest")
+        options = {"xla_backend_optimization_level": effort}
+        self._options = options if self.on_host and effort is not None else None
         #: Readings to the host that have begun, by the identity of the array: to be ended before it is donated.
         self.awaited: dict[int, Callable[[], Any]] = {}
         #: Compiles programs beside each other; the compiler needs no interpreter.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hardpoint_tpu import platform
 from hardpoint_tpu.chips import find_chips
-from hardpoint_tpu.platform import NO_TPU, TpuPlatform
+from hardpoint_tpu.platform import NO_TPU, NO_TPU_BUT_GPU, TpuPlatform
 
 from hardpoint_platforms.errors import DeviceUnavailable
 
@@ -86,6 +86,35 @@ def test_the_processor_is_offered_on_request(
     monkeypatch.setenv("JAX_PLATFORMS", wanted)
     assert [info.name for info in TpuPlatform(tmp_path).probe().devices] == ([NO_TPU] if there else [])
     assert "no TPU" in NO_TPU
+
+
+@pytest.mark.parametrize(
+    ("gpus", "missing", "there", "why"),
+    [
+        (2, (), 2, ""),
+        (0, (), 0, "lists no GPU"),
+        (1, ("jax_cuda13_plugin",), 1, ""),
+        (1, ("jax_cuda13_plugin", "jax_cuda12_plugin"), 0, "pip install 'jax[cuda13]"),
+    ],
+)
+@pytest.mark.parametrize("wanted", ["cuda", "GPU,cpu"])
+def test_gpus_are_offered_on_request(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: int,
+    missing: tuple[str, ...],
+    there: int,
+    why: str,
+    wanted: str,
+) -> None:
+    installed(monkeypatch, *missing)
+    monkeypatch.setenv("JAX_PLATFORMS", wanted)
+    for number in range(gpus):
+        (tmp_path / f"proc/driver/nvidia/gpus/0000:0{number}:00.0").mkdir(parents=True)
+    found = TpuPlatform(tmp_path).probe()
+    assert [(info.name, info.stand_in) for info in found.devices] == [(NO_TPU_BUT_GPU, True)] * there
+    assert why in " ".join(found.reasons)
+    assert bool(why) != bool(there)
 
 
 def test_probing_loads_no_jax() -> None:

@@ -69,6 +69,8 @@ class Capabilities:
         tuning: choices made for this machine, for people to read.
         verified: whether this plugin was run on real hardware of this kind by its authors.
         computes: False where results mean nothing (a simulator).
+        host_tensors: tensors of the device are plain host tensors, and hold what a call wrote when it returns: the core
+            reads and writes its own in place.
     """
 
     compute_dtypes: tuple[torch.dtype, ...] = (torch.float32,)
@@ -84,3 +86,4 @@ class Capabilities:
     tuning: tuple[TuningChoice, ...] = ()
     verified: bool = False
     computes: bool = True
+    host_tensors: bool = False

@@ -83,7 +83,7 @@ class VersionRange:
 INTERFACES: Mapping[str, Version] = {
     "manifest": Version(1, 0),
     "platform": Version(1, 0),
-    "device": Version(1, 0),
+    "device": Version(1, 1),
     "ops": Version(1, 0),
     "attention": Version(1, 0),
     "state_cache": Version(1, 0),

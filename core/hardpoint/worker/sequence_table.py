@@ -35,6 +35,9 @@ class SequenceTable:
         self.max_len = max_len
         #: int32 [rows, max_len + 1]; the last column takes draws that nobody wants. Routines replace it.
         self.tokens = device.zeros((rows, max_len + 1), torch.int32)
+        #: The same memory where the host may use it. In each of its ops torch lets go of the interpreter, which the
+        #: scheduler's thread then takes: of one client's step on a processor that was half a millisecond.
+        self._shared = self.tokens.numpy() if device.capabilities().host_tensors else None
         #: Whether what runs on the device has fixed shapes: what varies is padded.
         self.static = device.capabilities().mode is ExecutionMode.COMPILE
         self._enter_row = device.routine(_enter_row, replaces=(0,))
@@ -85,10 +88,16 @@ class SequenceTable:
 
     def read(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Tokens int64 at these places, int64 of one shape on the device."""
+        if self._shared is not None:
+            return torch.from_numpy(self._shared[rows.numpy(), positions.numpy()].astype(np.int64))
         return self._read(self.tokens, rows, positions)  # type: ignore[no-any-return]
 
     def store(self, places: tuple[torch.Tensor, torch.Tensor], token_ids: torch.Tensor) -> None:
         """Write int64 [R] drawn tokens to (rows, positions), int64 [R] each on the device."""
+        if self._shared is not None:
+            rows, positions = places
+            self._shared[rows.numpy(), positions.numpy()] = token_ids.numpy()
+            return
         self.tokens = self._store(self.tokens, *places, token_ids)
 
     def rehearse(self) -> None:

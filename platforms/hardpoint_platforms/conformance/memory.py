@@ -38,6 +38,7 @@ def checks(subject: Subject) -> Iterator[Check]:
     yield Check("memory", "zeros", "of no elements", 0, _empty)
     yield Check("memory", "copies", "of a strided tensor", 0, _strided)
     yield Check("memory", "copies", "a host tensor may be reused", 0, _reused)
+    yield Check("memory", "copies", "a host tensor in place", 0, _in_place)
     yield Check("memory", "streams", "order and events", 0, _streams)
     yield Check("memory", "clock", "goes forward", 0, _clock)
     yield Check("memory", "accounting", "free and total", 0, _accounting)
@@ -99,6 +100,29 @@ def _reused(subject: Subject, seed: int) -> Measure:
     there = device.to_device(host)
     host.fill_(-1.0)
     require_equal(device.to_host(there), torch.arange(4096.0), "a copy whose source changed", type(device).to_device)
+    return Measure()
+
+
+def _in_place(subject: Subject, seed: int) -> Measure:
+    device = subject.device
+    if not device.capabilities().host_tensors:
+        raise Refused("its tensors are its own: host_tensors is False")
+    made = device.zeros((64, 1000), torch.int32)
+    if type(made) is not torch.Tensor or made.device.type != "cpu":
+        told = f"host_tensors is True, yet zeros gives a {type(made).__name__} on {made.device}"
+        raise Wrong(told, subject_code=type(device).zeros)
+    if not device.capabilities().unified_memory:
+        raise Wrong("host_tensors is True and unified_memory False", subject_code=type(device).capabilities)
+    for step in range(16):
+        made.add_(1)  # at once, where it is true
+        if not (made.numpy() == 2 * step + 1).all():
+            raise Wrong(
+                "host_tensors is True, yet an op's result is not there when it returns", subject_code=type(device).zeros
+            )
+        made.numpy()[:] += 1
+    require_equal(
+        device.to_host(made), torch.full((64, 1000), 32, dtype=torch.int32), "what the host wrote", type(device).to_host
+    )
     return Measure()
 
 

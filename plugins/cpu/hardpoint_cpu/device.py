@@ -36,6 +36,7 @@ class CpuDevice(Device):
             kv_dtypes=native.kv_dtypes if native is not None else _first(tuning.compute_dtypes[0], _KV_DTYPES),
             page_tokens=(16, 32, 64, 128, 8),
             unified_memory=True,
+            host_tensors=True,
             tuning=tuning.choices if native is None else (*native.choices, *tuning.choices),
             mode=ExecutionMode.EAGER if native is None else ExecutionMode.CAPTURE,
             verified=verified,

@@ -220,12 +220,13 @@ def test_a_plugin_that_patches_the_spi_or_imports_the_core(tmp_path: Path, kit: 
         (("unified_memory=True", "functional_state=True, unified_memory=True"), "functional_state is True"),
         (("unified_memory=True", "kv_dtypes=(), unified_memory=True"), "kv_dtypes"),
         (("MemoryInfo(1 << 30, 1 << 30)", "MemoryInfo(1 << 31, 1 << 30)"), "bytes free of"),
+        (("unified_memory=True", "host_tensors=True"), "host_tensors is True and unified_memory False"),
     ],
-    ids=["functional", "no kv dtype", "memory"],
+    ids=["functional", "no kv dtype", "memory", "host tensors"],
 )
 def test_lies_about_capabilities(tmp_path: Path, kit: Any, change: tuple[str, str], words: str) -> None:
     install(tmp_path, change)
-    _, report, _ = kit("--case", "load/[!i]*", "--case", "state/*", "--case", "memory/acc*/free*", "--case", "*setup*")
+    _, report, _ = kit("--case", "load/[!i]*", "--case", "state/*", "--case", "memory/*/free*", "--case", "memory/*/*place", "--case", "*setup*")
     assert any(words in verdict["message"] for verdict in failures(report))
 
 

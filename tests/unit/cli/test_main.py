@@ -113,7 +113,7 @@ def test_versions_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["versions"]["hardpoint"] == hardpoint.__version__
     assert found["versions"]["hardpoint-cpu"]
-    assert found["interfaces"]["device"] == "1.0"
+    assert found["interfaces"]["device"] == "1.1"
 
 
 def test_parse_gives_module_and_flags() -> None:

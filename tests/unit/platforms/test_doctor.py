@@ -19,7 +19,7 @@ def row(name: str = "acme") -> Row:
 
 def test_the_built_in_platforms_compute() -> None:
     cpu = row("cpu")
-    assert (cpu.kind, cpu.distribution, cpu.interfaces["device"]) == ("host", "hardpoint-cpu", "1.0")
+    assert (cpu.kind, cpu.distribution, cpu.interfaces["device"]) == ("host", "hardpoint-cpu", "1.1")
     (device,) = cpu.devices
     assert (device.device, device.status) == ("cpu:0", PASS)
     assert "through 'cpu linear'" in device.computed or "through 'native linear'" in device.computed

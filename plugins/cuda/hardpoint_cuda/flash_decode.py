@@ -2,7 +2,8 @@
 
 A graph holds the launch and where the plan lies; a wrapper per number of rows owns these buffers. Planning costs the
 host tenths of a millisecond per step and kind of layer, and Triton's kernel reads keys at the speed of memory: it is
-left only for kinds where FlashInfer was measured faster.
+left only for kinds where FlashInfer was measured faster, and takes back steps in which rows share pages, which it reads
+once for several of them.
 """
 
 from __future__ import annotations
@@ -132,13 +133,19 @@ class _Fixed:
 
 
 def by_flash(kind: Kind, otherwise: Decodes) -> Decodes:
-    """Rows of one token by FlashInfer where the plan has its part and the cache is of the activations' dtype."""
+    """Rows of one token by FlashInfer where the plan has its part, the cache is of the activations' dtype, and no
+    pages are read once for several rows."""
 
     def decode(
         q: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor] | None, keys: torch.Tensor, values: torch.Tensor,
         plan: GpuPlan, group: int, rule: ScoreRule, sinks: torch.Tensor | None, out: torch.Tensor,
     ) -> None:  # fmt: skip
-        if new is None or not isinstance(plan, FlashDecodePlan) or keys.dtype is not kind.dtype:
+        if (
+            new is None
+            or not isinstance(plan, FlashDecodePlan)
+            or keys.dtype is not kind.dtype
+            or plan.shared(group, rule) is not None
+        ):
             return otherwise(q, new, keys, values, plan, group, rule, sinks, out)
         store(*new, plan.slots[group], keys, values, plan.page_tokens)
         plan.decode(kind)(q, (keys, values), out=out)

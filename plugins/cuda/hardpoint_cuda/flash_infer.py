@@ -2,7 +2,7 @@
 
 FlashInfer (Ye et al. 2025, arXiv:2501.01005) plans a step on the host, once for all layers of a kind, and compiles a
 kernel per kind of attention. Rows that bring one token stay with the Triton kernel, whose plan costs the host nothing,
-unless FlashInfer's was measured faster (`flash_decode.py`).
+unless FlashInfer's was measured faster (`flash_decode.py`) and they share no pages to speak of.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hardpoint_torch_gpu.attention import Decodes, Prompts, TritonAttention
+from hardpoint_torch_gpu.attention import Decodes, Prompts, TritonAttention, of_shared_pages
 from hardpoint_torch_gpu.measured import Measurements
 from hardpoint_torch_gpu.plan import GpuPlan, GpuPlanner
 from hardpoint_torch_gpu.rule import ScoreRule
@@ -133,7 +133,7 @@ class FlashInferAttention(TritonAttention):
             "" if self._measurements.knows(_of_decodes(kind)) else "`--option measure=true` tries FlashInfer's kernel"
         )
         told = f"decodes by Triton's ({decodes})" if decodes else "decodes by the faster of both"
-        return Support(True, f"prompts by FlashInfer's {self._backend}, {told}")
+        return Support(True, f"prompts by FlashInfer's {self._backend}, {told}{of_shared_pages(instance)}")
 
     def decodes(self, instance: OpInstance) -> Decodes:
         kind, otherwise = Kind.of(instance), super().decodes(instance)

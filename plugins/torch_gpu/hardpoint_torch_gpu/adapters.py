@@ -24,7 +24,7 @@ class TritonLora(OpProvider):
             return Support(False, f"activations are {str(instance.dtype).removeprefix('torch.')}")
         schemes = sorted({spec.scheme.name for spec in instance.weights.values() if spec.scheme is not None})
         kept = [f"{', '.join(schemes)} dequantized at load"] if schemes else []
-        return Support(True, "; ".join(("in place, two launches", *kept)))
+        return Support(True, "; ".join(("in place, two launches or three", *kept)))
 
     def pack(self, instance: OpInstance, weights: Mapping[str, Weight]) -> Packed:
         """As they come, numbers of a row next to each other."""

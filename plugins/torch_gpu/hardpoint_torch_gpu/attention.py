@@ -14,7 +14,7 @@ from hardpoint_platforms.versioning import Version
 from hardpoint_torch_gpu.kernels.paged_decode import PagedDecode
 from hardpoint_torch_gpu.kernels.paged_prefill import prefill
 from hardpoint_torch_gpu.kernels.store import store
-from hardpoint_torch_gpu.plan import GpuPlan
+from hardpoint_torch_gpu.plan import GpuPlan, GpuPlanner
 from hardpoint_torch_gpu.rule import ScoreRule
 from hardpoint_torch_gpu.seams import Seam, unowned
 
@@ -48,7 +48,7 @@ class TritonAttention(OpProvider):
     op = "attention"
     version = Version(1, 0)
 
-    def __init__(self, planner: AttentionPlanner) -> None:
+    def __init__(self, planner: GpuPlanner) -> None:
         self._planner = planner
         self._decode = PagedDecode()
 
@@ -56,7 +56,8 @@ class TritonAttention(OpProvider):
         widest = max(instance.attrs["head_dim"], instance.attrs["v_head_dim"])
         if widest > WIDEST:
             return Support(False, f"head size {widest}, the kernels take up to {WIDEST}")
-        return Support(True, "keys split over programs for decodes, tiles for prompts")
+        told = "keys split over programs for decodes, tiles for prompts"
+        return Support(True, told + of_shared_pages(instance))
 
     def planner(self) -> AttentionPlanner:
         return self._planner
@@ -65,6 +66,8 @@ class TritonAttention(OpProvider):
         group, pool_layer = instance.attrs["group"], instance.attrs["pool_layer"]
         width, rule = instance.attrs["v_head_dim"], ScoreRule.of(instance.attrs)
         decode, prompts = self.decodes(instance), self.prompts(instance)
+        if rule.same_for_all:
+            self._planner.share(group, *_sizes(instance))
 
         def attend(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, keys: torch.Tensor,
@@ -108,3 +111,16 @@ class TritonAttention(OpProvider):
             prefill(q, keys, values, plan, group, rule, sinks, out)
 
         return tiles
+
+
+def of_shared_pages(instance: OpInstance) -> str:
+    """What `supports` adds for ops that may read pages once for several rows."""
+    able = ScoreRule.of(instance.attrs).same_for_all
+    return "; pages that decodes share are read once for a tile of them" if able else ""
+
+
+def _sizes(instance: OpInstance) -> tuple[int, int]:
+    """Query heads per head of keys; bytes of a cached token, if the cache is of the activations' dtype."""
+    attrs = instance.attrs
+    numbers = attrs["kv_heads"] * (attrs["head_dim"] + attrs["v_head_dim"])
+    return attrs["heads"] // attrs["kv_heads"], numbers * instance.dtype.itemsize

@@ -86,12 +86,16 @@ class Backlog:
         self._prompts_in_a_row = self._prompts_in_a_row + 1 if prompts else 0
         if not self._waiting or 0 < self._prompts_in_a_row < PATIENCE:
             return None
-        ended, seconds = self._last
         chosen, share = (wanted, WANTED) if wanted in self._waiting else (next(iter(self._waiting)), OTHERS)
-        if self._clock() < ended + seconds * (1 / share - 1):
+        if not self.rested(share):
             return None
         self._prompts_in_a_row = 0
         return chosen
+
+    def rested(self, share: float) -> bool:
+        """Whether enough time went by since the last recording for this share of the time."""
+        ended, seconds = self._last
+        return self._clock() >= ended + seconds * (1 / share - 1)
 
     def done(self, bucket: Bucket, seconds: float) -> None:
         """It was recorded, in so many seconds, and serves from now on."""

@@ -4,6 +4,10 @@ A replay costs the host one call instead of hundreds. Small steps with prompts a
 between them. Steps with more tokens are long enough to be called op by op, and so are those that want penalties, masks
 or log-probabilities. Most sizes are recorded while serving (`backlog.py`); their kernels are compiled before, as are
 those of steps that are called op by op (`rehearsal.py`).
+
+Decode steps whose rows share pages (`sharing.py`) have graphs of their own, in which a tile of rows reads these pages
+once. One is recorded when a step of its size shares pages and recording has its share of the time; until then the
+graph in which every row reads for itself serves.
 """
 
 from __future__ import annotations
@@ -29,18 +33,19 @@ from hardpoint_platforms.program import (
     Weights,
 )
 from hardpoint_platforms.state_cache import State
-from hardpoint_torch_gpu.backlog import Backlog, LateBucket, halving
+from hardpoint_torch_gpu.backlog import WANTED, Backlog, LateBucket, halving
 from hardpoint_torch_gpu.compile_ahead import CompileAhead
 from hardpoint_torch_gpu.compiles import LateCompiles
 from hardpoint_torch_gpu.recording import RecordedStep, Recorder
 from hardpoint_torch_gpu.rehearsal import Rehearsal, RehearsalBucket, rehearsals
+from hardpoint_torch_gpu.shared_steps import alone, rehearsed, saved, shares
 
 log = logging.getLogger(__name__)
 
 #: Tokens of the steps with prompts that are recorded in pieces, and requests of the largest of them.
 MIXED_TOKENS, MIXED_REQUESTS = (32, 64, 128, 256, 384, 512), 256
 #: Kinds of recorded steps, as people are told of them.
-_DECODE, _MIXED = "decode", "mixed"
+_DECODE, _MIXED, _SHARED = "decode", "mixed", "shared"
 
 
 def decode_sizes(most: int) -> Iterator[int]:
@@ -75,6 +80,8 @@ class GraphBuilder(ProgramBuilder):
         self._sealed = False
         self._order: list[Bucket] = []
         self._rehearsed: set[Hashable] = set()
+        #: Blank decode steps with shared pages: what is launched does not depend on their size, so those of one size.
+        self.blanks: tuple[StepInputs, ...] | None = None
         self._programs: dict[Bucket, GraphProgram] = {}
         self.recorder = Recorder(device)
         self.ahead = CompileAhead(device)
@@ -82,7 +89,7 @@ class GraphBuilder(ProgramBuilder):
         self.backlog = Backlog()
         self.captured: Counter[str] = Counter()
         self.largest = 0
-        #: Why steps of a kind cannot be recorded; then all are called op by op.
+        #: Why steps of a kind cannot be recorded; then all are called op by op, or read shared pages for each row.
         self.refusals: dict[str, str] = {}
 
     def buckets(self, max_tokens: int, max_requests: int) -> tuple[Bucket, ...]:
@@ -176,7 +183,9 @@ class GraphBuilder(ProgramBuilder):
             said.append(f"{self._count(_MIXED)} in pieces for mixed steps of up to {self.largest} tokens")
         if said and self.backlog:
             said.append("the others recorded while serving")
-        said += [f"{kind} steps op by op: {why}" for kind, why in self.refusals.items()]
+        if self.captured[_SHARED]:
+            said.append(f"{self.captured[_SHARED]} for decodes that share pages")
+        said += [f"{kind} steps op by op: {why}" for kind, why in self.refusals.items() if kind != _SHARED]
         return ", ".join([*said, "longer prompts op by op"]) if said else ""
 
     def _count(self, kind: str) -> str:
@@ -193,6 +202,7 @@ class GraphProgram(Program):
         self.kind = _DECODE if bucket.query == 1 else _MIXED
         self._recorded: RecordedStep | None = None
         self._put_off: tuple[RecordedStep, StepInputs, State, Weights] | None = None
+        self._shared: RecordedStep | None = None
 
     @property
     def waits(self) -> bool:
@@ -203,6 +213,8 @@ class GraphProgram(Program):
         likeness = (self.kind, self._bucket.sampling, (self._bucket.tokens - 1).bit_length())
         with torch.inference_mode():
             self._builder.ahead.begin(likeness, lambda: self._step(inputs, state, weights))
+            for number, each in enumerate(rehearsed(inputs) if self.kind == _DECODE else ()):
+                self._builder.ahead.begin((_SHARED, number), lambda each=each: self._step(each, state, weights))  # type: ignore[misc]
 
     def prepare(self, inputs: StepInputs, state: State, weights: Weights) -> State:
         builder = self._builder
@@ -212,13 +224,20 @@ class GraphProgram(Program):
         if fresh or not (late or refused):
             with torch.inference_mode(), builder.recorder.aside(), builder.ahead.listening():
                 self._step(inputs, state, weights)  # whatever is compiled or set up at first use
+        if self.kind == _DECODE and builder.blanks is None:
+            builder.blanks = tuple(rehearsed(inputs))
+            for each in builder.blanks:
+                with torch.inference_mode(), builder.recorder.aside(), builder.ahead.listening():
+                    self._step(each, state, weights)
         if refused:
             return state
-        recorded = RecordedStep(builder.recorder, inputs, state, weights, pieces=self.kind == _MIXED)
+        recorded = RecordedStep.of(builder.recorder, inputs, state, weights, pieces=self.kind == _MIXED)
         if late:
             self._put_off = recorded, inputs, state, weights
         elif why := self._record(recorded, state, weights):
             builder.refusals[self.kind] = why
+        else:
+            self._recorded = recorded
         return state
 
     def call_op_by_op(self) -> Bucket:
@@ -236,9 +255,13 @@ class GraphProgram(Program):
                 self._step(inputs, state, weights)  # this thread may have to set up what the other one has
         except RuntimeError as error:  # memory that others took meanwhile
             return _first_line(error)
-        return self._record(recorded, state, weights)
+        if why := self._record(recorded, state, weights):
+            return why
+        self._recorded = recorded
+        return ""
 
-    def _record(self, recorded: RecordedStep, state: State, weights: Weights) -> str:
+    def _record(self, recorded: RecordedStep, state: State, weights: Weights, kind: str = "") -> str:
+        """`kind`: another than the program has. Returns why it cannot be recorded, or ""."""
         builder = self._builder
         with torch.inference_mode(), builder.recorder.aside():
             try:
@@ -246,8 +269,7 @@ class GraphProgram(Program):
             except (RuntimeError, AttributeError) as error:
                 builder.recorder.recover()
                 return _first_line(error)
-        self._recorded = recorded
-        builder.noted(self.kind, self._bucket)
+        builder.noted(kind or self.kind, self._bucket)
         return ""
 
     def run(self, inputs: StepInputs, state: State, weights: Weights) -> tuple[StepOutputs, State]:
@@ -255,7 +277,43 @@ class GraphProgram(Program):
         with torch.inference_mode():
             if self._recorded is None:
                 return self._step(inputs, state, weights)
+            if self.kind == _DECODE and shares(inputs):
+                return self._run_shared(self._recorded, inputs, state, weights)
             return self._recorded.replay(inputs, state, weights), state
+
+    def _run_shared(
+        self, recorded: RecordedStep, inputs: StepInputs, state: State, weights: Weights
+    ) -> tuple[StepOutputs, State]:
+        """A step whose rows share pages; `recorded`: the step in which every row reads for itself."""
+        builder = self._builder
+        if self._shared is None and _SHARED not in builder.refusals and builder.backlog.rested(WANTED):
+            self._record_shared(recorded, inputs, state, weights)
+        if self._shared is None:
+            return recorded.replay(alone(inputs), state, weights), state
+        return self._shared.replay(inputs, state, weights), state
+
+    def _record_shared(self, recorded: RecordedStep, inputs: StepInputs, state: State, weights: Weights) -> None:
+        """Record steps like this one; nothing of it runs."""
+        builder, started = self._builder, time.monotonic()
+        try:
+            shared = recorded.beside(inputs)
+            with builder.recorder.aside():
+                for each in builder.blanks or ():
+                    self._step(each, state, weights)  # this thread may have to set up what the other one has
+            why = self._record(shared, state, weights, _SHARED)
+        except RuntimeError as error:  # memory that others took meanwhile
+            why = _first_line(error)
+        if why:
+            builder.refusals[_SHARED] = why
+            log.warning("decodes that share pages are not recorded, each row reads them for itself: %s", why)
+            builder.backlog.give_up((), time.monotonic() - started)
+            return
+        self._shared = shared
+        builder.backlog.done(self._bucket, time.monotonic() - started)
+        log.info(
+            "recorded steps of %d decodes that share pages: a layer of this one reads %d cached tokens less",
+            self._bucket.requests, saved(inputs),
+        )  # fmt: skip
 
     def describe(self) -> str:
         return self._builder.describe()

@@ -7,14 +7,26 @@ tiles of prompts are started longest first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from hardpoint_platforms.batch import AttentionBatch
 from hardpoint_platforms.ops.provider import AttentionPlanner
+from hardpoint_torch_gpu.rule import ScoreRule
+from hardpoint_torch_gpu.sharing import (
+    OWN_FIELDS,
+    UNIT_FIELDS,
+    HostSharing,
+    Sharing,
+    cut_tiles,
+    find,
+    most_units,
+    no_tiles,
+    tile_for,
+)
 
 #: Queries of one tile.
 TILE = 128
@@ -24,6 +36,9 @@ BLOCK = 32
 PART_FIELDS = 4
 #: Parts beyond one per row: with 8 heads of keys they keep a large GPU busy.
 _MORE_PARTS = 64
+#: Bytes of keys and values that tiles must save a layer. Their launch and partial results cost 4 microseconds for 32
+#: rows and 20 for 256; an H200's L2 cache, where shared pages lie, is read in as much time at about so many.
+WORTH = 128 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +53,8 @@ class GpuPlan:
         tile_rows, tile_firsts: [tiles], the row of each tile and its first query there.
         page_tokens: tokens per page.
         padded: whether tokens of the batch belong to no row of these.
+        sharing: per cache group what rows with one token share, or None; empty where it is not worth it in any.
+        sharers: per cache group members of a tile at most, 0 where no layer can use tiles; empty if none can.
     """
 
     starts: torch.Tensor
@@ -49,6 +66,30 @@ class GpuPlan:
     tile_firsts: torch.Tensor
     page_tokens: int
     padded: bool
+    sharing: tuple[Sharing | None, ...] = field(default=(), kw_only=True)
+    sharers: tuple[int, ...] = field(default=(), kw_only=True)
+
+    def shared(self, group: int, rule: ScoreRule) -> Sharing | None:
+        """What an op of a cache group reads once for several rows."""
+        return self.sharing[group] if self.sharing and rule.same_for_all else None
+
+    def with_room(self) -> GpuPlan:
+        """The same with `sharing` that no row uses, on this plan's device: it launches what any other launches."""
+        rows, device = len(self.lengths), self.lengths.device
+        own, units, members = (
+            torch.zeros(shape, dtype=torch.int32, device=device)
+            for shape in ((rows, OWN_FIELDS), (most_units(rows), UNIT_FIELDS), (rows,))
+        )
+        sharing = tuple(Sharing(own, self.parts, units, members, tile, 0) if tile else None for tile in self.sharers)
+        return replace(self, sharing=sharing)
+
+
+@dataclass(frozen=True)
+class _Sharer:
+    """Layers of a cache group that can use tiles: members of one at most, bytes of a cached token in a layer."""
+
+    tile: int
+    token_bytes: int
 
 
 class GpuPlanner(AttentionPlanner):
@@ -56,10 +97,21 @@ class GpuPlanner(AttentionPlanner):
 
     def __init__(self, upload: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]) -> None:
         self._upload = upload
+        self._sharers: dict[int, _Sharer] = {}
+
+    def share(self, group: int, heads: int, token_bytes: int) -> None:
+        """Look for rows that share pages of a cache group from now on.
+
+        heads: query heads per head of keys, in a layer that can use it; token_bytes: of a cached token in that layer.
+        """
+        before = self._sharers.get(group, _Sharer(tile_for(heads), token_bytes))
+        tile, token_bytes = min(before.tile, tile_for(heads)), max(before.token_bytes, token_bytes)
+        self._sharers[group] = _Sharer(tile, token_bytes)
 
     def plan(self, batch: AttentionBatch) -> GpuPlan:
         tokens, requests = len(batch.slot_mapping[0]), len(batch.sequence_lengths)
-        if batch.decode_only and tokens == requests:
+        fixed = batch.decode_only and tokens == requests
+        if fixed:
             # With its padding a decode batch has one row per token, and a fixed number of parts: the same shapes
             # whatever it holds.
             rows = np.arange(requests, dtype=np.int32)
@@ -73,11 +125,20 @@ class GpuPlanner(AttentionPlanner):
             tile_rows, tile_firsts = tiles(lengths, batch.sequence_lengths[: batch.num_requests])
             padded = tokens > batch.num_tokens
         groups = len(batch.page_tables)
+        common = self._common(batch, rows, fixed=fixed)
         arrays = (
             batch.query_start, batch.sequence_lengths, parts, tile_rows, tile_firsts, *batch.page_tables,
-            *batch.slot_mapping,
+            *batch.slot_mapping, *_arrays(common, batch, rows, fixed=fixed),
         )  # fmt: skip
         sent = self._upload([torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)) for array in arrays])
+        behind = iter(sent[5 + 2 * groups :])
+        sharers = [self._sharers[group].tile if group in self._sharers else 0 for group in range(groups)]
+        sharing = [
+            None
+            if found is None
+            else Sharing(next(behind), next(behind), next(behind), next(behind), tile, found.saved)
+            for found, tile in zip(common, sharers, strict=False)
+        ]
         return GpuPlan(
             starts=sent[0],
             lengths=sent[1],
@@ -85,10 +146,46 @@ class GpuPlanner(AttentionPlanner):
             tile_rows=sent[3],
             tile_firsts=sent[4],
             tables=sent[5 : 5 + groups],
-            slots=sent[5 + groups :],
+            slots=sent[5 + groups : 5 + 2 * groups],
             page_tokens=batch.page_tokens,
             padded=padded,
+            sharing=tuple(sharing),
+            sharers=tuple(sharers) if any(sharers) else (),
         )
+
+    def _common(self, batch: AttentionBatch, rows: np.ndarray, *, fixed: bool) -> tuple[HostSharing | None, ...]:
+        """Per cache group what `rows` share, or None; empty where it is not worth it in any.
+
+        With `fixed` a group that layers may share in has something in fixed sizes, if only of nothing.
+        """
+        if not self._sharers or len(rows) < 2:
+            return ()
+        found: dict[int, HostSharing] = {}
+        requests = len(batch.sequence_lengths)
+        whole = np.maximum(batch.sequence_lengths[rows] - 1, 0) // batch.page_tokens
+        for group, one in self._sharers.items():
+            if group < len(batch.page_tables):
+                least = -(-WORTH // (one.token_bytes * batch.page_tokens))
+                groups = find(batch.page_tables[group], rows, whole, one.tile, least)
+                if groups is not None:
+                    found[group] = cut_tiles(groups, requests, batch.page_tokens, one.tile, fixed=fixed)
+        if not found:
+            return ()
+        empty = no_tiles(requests) if fixed else None
+        return tuple(
+            found.get(group, empty) if group in self._sharers else None for group in range(len(batch.page_tables))
+        )
+
+
+def _arrays(
+    common: Sequence[HostSharing | None], batch: AttentionBatch, rows: np.ndarray, *, fixed: bool
+) -> Iterator[np.ndarray]:
+    """The arrays of each `Sharing`, in its order: parts are of what rows do not share."""
+    for found in common:
+        if found is not None:
+            lengths = batch.sequence_lengths[rows] - found.own[rows, 0]
+            parts = cut(rows, rows if fixed else batch.query_start[rows], lengths, fixed=fixed)
+            yield from (found.own, parts, found.units, found.members)
 
 
 def cut(rows: np.ndarray, tokens: np.ndarray, lengths: np.ndarray, *, fixed: bool) -> np.ndarray:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -84,14 +84,24 @@ class _GpuGraph(Graph):
 class RecordedStep:
     """A step as it was recorded. It belongs to its state and its weights."""
 
-    def __init__(self, recorder: Recorder, inputs: StepInputs, state: State, weights: Weights, *, pieces: bool) -> None:
-        """`inputs`: of the size of every run. `pieces`: cut where a plan is read; each run brings its own plans."""
+    def __init__(self, recorder: Recorder, static: StaticInputs, plans: int, *, pieces: bool) -> None:
+        """`plans`: how many the step has. `pieces`: cut where a plan is read; each run brings its own plans."""
         self._recorder = recorder
         self._in_pieces = pieces
-        self._plans = len(inputs.plans)
-        self.static = StaticInputs(self._kept(inputs), state, weights)
+        self._plans = plans
+        self.static = static
         #: (graph, call after it, number of the plan that the call takes); the last graph has no call.
         self._pieces: list[tuple[Graph, Call | None, int]] = []
+
+    @classmethod
+    def of(cls, recorder: Recorder, inputs: StepInputs, state: State, weights: Weights, *, pieces: bool) -> Self:
+        """To be recorded. `inputs`: of the size of every run."""
+        static = StaticInputs.copied(_kept(inputs, pieces), state, weights)
+        return cls(recorder, static, len(inputs.plans), pieces=pieces)
+
+    def beside(self, inputs: StepInputs) -> RecordedStep:
+        """Another one, to be recorded, for steps whose plans say what rows share; its other inputs are the same."""
+        return RecordedStep(self._recorder, self.static.beside(inputs), self._plans, pieces=False)
 
     def record(self, step: StepFunction, state: State, weights: Weights) -> None:
         """Raises RuntimeError for an op that asks the device something, or copies from plain host memory, and
@@ -120,7 +130,7 @@ class RecordedStep:
 
     def replay(self, inputs: StepInputs, state: State, weights: Weights) -> StepOutputs:
         """Run it. Raises UnsupportedOperation for another state or other weights."""
-        self.static.take(self._kept(inputs), state, weights)
+        self.static.take(_kept(inputs, self._in_pieces), state, weights)
         for graph, call, number in self._pieces:
             graph.replay()
             if call is not None:
@@ -128,8 +138,10 @@ class RecordedStep:
         outputs: StepOutputs = mapped(self._outputs, torch.clone)
         return outputs
 
-    def _kept(self, inputs: StepInputs) -> StepInputs:
-        return replace(inputs, plans=()) if self._in_pieces else inputs
+
+def _kept(inputs: StepInputs, pieces: bool) -> StepInputs:
+    """What lies at fixed addresses."""
+    return replace(inputs, plans=()) if pieces else inputs
 
 
 class _Numbered(Seam):

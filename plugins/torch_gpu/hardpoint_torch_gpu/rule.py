@@ -24,6 +24,11 @@ class ScoreRule:
         """From the attributes of an op instance."""
         return cls(attrs["scale"], attrs["window"], attrs["softcap"], attrs["alibi"])
 
+    @property
+    def same_for_all(self) -> bool:
+        """Whether how far a query is from a key decides nothing: queries of several rows may share a step."""
+        return self.window is None and self.alibi is None
+
     def slopes(self, device: torch.device) -> torch.Tensor:
         """float32 [h]; made once, as a step may not make it from host numbers."""
         if device not in self._slopes:

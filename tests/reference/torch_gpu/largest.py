@@ -15,7 +15,7 @@ from hardpoint_torch_gpu.kernels.mla_prefill import mla_prefill
 from hardpoint_torch_gpu.plan import GpuPlan
 from hardpoint_torch_gpu.quantized import tiling
 from hardpoint_torch_gpu.rule import ScoreRule
-from launches import note_adapters
+from launches import note_adapters, note_draws, shared_plan
 
 from hardpoint_platforms.quant import Codes, Rounding
 
@@ -35,6 +35,7 @@ def note_largest(float8: torch.dtype) -> None:
         _attention(dtype, width)
     _latents()
     note_adapters()
+    note_draws()
     for rows in (_SIDE, _MANY):
         w = torch.empty(rows, _SIDE, dtype=torch.bfloat16)
         for tokens in (1, 16, 32, 64):
@@ -62,12 +63,12 @@ def note_packed(tokens: Iterable[int] = _TOKENS) -> None:
 
 
 def _attention(dtype: torch.dtype, width: int) -> None:
-    """32 heads over 8, two rows: prompts, and one token each, stored by the kernel or before it."""
+    """32 heads over 8, two rows: prompts; one token each, stored by the kernel or before it, pages shared or not."""
     q = torch.empty(2, 32, width, dtype=dtype)
     new, cache = torch.empty(2, 8, width, dtype=dtype), torch.empty(64, 16, 8, width, dtype=dtype)
     paged_prefill.prefill(q, cache, cache, _plan(0, 2), 0, _RULE, None, q)
-    for stored in ((new, new), None):
-        paged_decode.PagedDecode()(q, stored, cache, cache, _plan(4, 0), 0, _RULE, None, q)
+    for stored, plan in itertools.product(((new, new), None), (_plan(4, 0), shared_plan(4))):
+        paged_decode.PagedDecode()(q, stored, cache, cache, plan, 0, _RULE, None, q)
 
 
 def _latents() -> None:

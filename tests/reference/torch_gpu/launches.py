@@ -13,18 +13,22 @@ from hardpoint_torch_gpu.few_rows import FewRows
 from hardpoint_torch_gpu.kernels.activate_round import activate_round
 from hardpoint_torch_gpu.kernels.eight_bit_gemm import EightBitCut, EightBitWeight, eight_bit_dot
 from hardpoint_torch_gpu.kernels.lora import add_adapters
+from hardpoint_torch_gpu.kernels.paged_decode import PagedDecode
 from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight, Tiles, dequantize, gather, quant_dot
 from hardpoint_torch_gpu.kernels.quant_gemv import quant_gemv, takes
 from hardpoint_torch_gpu.kernels.route import Choosing, choose
 from hardpoint_torch_gpu.latent_plan import LatentPlanner
 from hardpoint_torch_gpu.leaves import mapped
 from hardpoint_torch_gpu.mla import TritonMla
-from hardpoint_torch_gpu.plan import GpuPlanner
+from hardpoint_torch_gpu.plan import GpuPlan, GpuPlanner
+from hardpoint_torch_gpu.rule import ScoreRule
+from hardpoint_torch_gpu.sampling import draw_tokens
 from hardpoint_torch_gpu.state_space import TritonConvState, TritonGatedDelta, TritonSsmScan
 
 from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import Weight
-from hardpoint_platforms.ops.samples import SCHEMES, Source, quantized, run, sample
+from hardpoint_platforms.ops.samples import SCHEMES, PagedRows, Source, quantized, run, sample
+from hardpoint_platforms.ops.sampling import sampling_inputs
 from hardpoint_platforms.quant import Codes, Rounding
 from hardpoint_platforms.reference.platform import ReferenceDevice
 
@@ -33,8 +37,10 @@ def note_products() -> None:
     """A GEMV with and without a bias; products with quantized weights, cut in every way; layers with a state."""
     note_latents()
     note_mixers()
+    note_shared()
     note_choices()
     note_adapters()
+    note_draws()
     x, w = torch.zeros(1, 4096, dtype=torch.bfloat16), torch.zeros(64, 4096, dtype=torch.bfloat16)
     FewRows().product(x, w, None)
     FewRows().product(x, w, torch.zeros(64, dtype=torch.bfloat16))
@@ -71,6 +77,24 @@ def note_mixers() -> None:
             run(provider, replace(case, make=narrow))
 
 
+def note_shared() -> None:
+    """Decodes that share pages, stored by the kernel or before it, with every kind of score that may."""
+    for dtype, (softcap, sinks) in itertools.product(
+        (torch.float32, torch.bfloat16), itertools.product((None, 2.0), (None, torch.zeros(4)))
+    ):
+        q, new = torch.zeros(2, 4, 64, dtype=dtype), torch.zeros(2, 2, 64, dtype=dtype)
+        cache, rule = torch.zeros(8, 16, 2, 64, dtype=dtype), ScoreRule(0.1, None, softcap, None)
+        for stored in ((new, new), None):
+            PagedDecode()(q, stored, cache, cache, shared_plan(2), 0, rule, sinks, q)
+
+
+def shared_plan(heads: int) -> GpuPlan:
+    """Two rows that may share pages of 16 tokens; `heads`: query heads per head of keys."""
+    planner = GpuPlanner(ReferenceDevice().upload)
+    planner.share(0, heads, 1)
+    return planner.plan(PagedRows(((20, 1), (3, 1)), page_tokens=16).batch()).with_room()
+
+
 def note_choices() -> None:
     """Experts as chosen by DeepSeek-V3 and V2, Qwen3-Next and gpt-oss, from logits of either width."""
     bias = torch.zeros(256)
@@ -90,6 +114,12 @@ def note_adapters() -> None:
         x, slots = torch.zeros(tokens, 4096, dtype=torch.bfloat16), torch.zeros(tokens, dtype=torch.int64)
         a, b = torch.zeros(2, rank, 4096, dtype=x.dtype), torch.zeros(2, 4096, rank, dtype=x.dtype)
         add_adapters(x.clone(), x, slots, a, b)
+
+
+def note_draws() -> None:
+    """Draws out of a model's vocabulary, greedy, plain and filtered."""
+    for options in ({"all_greedy": True}, {"filters": False}, {"top_p": 0.9}):
+        draw_tokens(torch.zeros(2, 128256), sampling_inputs(2, **options))
 
 
 def note_eight_bits(float8: torch.dtype = torch.float8_e4m3fn) -> None:

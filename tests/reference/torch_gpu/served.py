@@ -156,15 +156,22 @@ def start(model: Path, variants: Variants, record: str, most: int) -> tuple[Engi
     return Engine(_scheduler(config, worker), _Here(worker.runner), overlap=False, seed=1), device
 
 
-def crowd(engine: Engine, number: int, seed: int, draws: Callable[[random.Random], SamplingParams]) -> int:
-    """Serve `number` requests of 1 to 700 tokens that come in bursts, some of which go away. Returns how many ended."""
+def crowd(
+    engine: Engine, number: int, seed: int, draws: Callable[[random.Random], SamplingParams], common: int = 0
+) -> int:
+    """Serve `number` requests of 1 to 700 tokens that come in bursts, some of which go away. Returns how many ended.
+
+    `common`: first tokens of two thirds of the prompts.
+    """
     chance = random.Random(seed)
+    start = [chance.randrange(2, 300) for _ in range(common)]
     come, ended, live = 0, 0, []
     while come < number or engine.has_work:
         if come < number and (not live or chance.random() < 0.3):
             for _ in range(min(chance.choice((1, 1, 2, 7, 40, 120)), number - come)):
                 length = chance.choice((1, 2, chance.randint(3, 40), chance.randint(41, 700)))
                 prompt = [chance.randrange(2, 300) for _ in range(length)]
+                prompt = (start + prompt)[:700] if common and come % 3 else prompt
                 engine.add(EngineRequest(request_id=f"r{come}", prompt=prompt, params=draws(chance)))
                 live.append(f"r{come}")
                 come += 1

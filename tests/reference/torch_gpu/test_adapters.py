@@ -61,6 +61,7 @@ def numbers(tokens: int, width: int, dtype: torch.dtype = torch.float32, seed: i
         (21, 1100, 130, 70, torch.float16),  # two shares of the columns, two steps of ranks, three tiles of rows
         (131, 256, 140, 16, torch.float16),  # large blocks
         (131, 40, 70, 3, torch.float32),
+        (130, 5120, 20, 16, torch.float16),  # ten shares, joined before they go up
         (18, 1024, 16, 40, torch.float32),
         (3, 1, 1, 1, torch.float32),
     ],
@@ -115,7 +116,7 @@ def test_no_tokens() -> None:
 
 def test_what_it_says() -> None:
     asked = instance(weights_of(256, 24, 4))
-    assert TritonLora().supports(asked).reason == "in place, two launches"
+    assert TritonLora().supports(asked).reason == "in place, two launches or three"
     held = {name: replace(spec, scheme=SCHEMES["q8_0"]) for name, spec in asked.weights.items()}
     assert TritonLora().supports(replace(asked, weights=held)).reason.endswith("; q8_0 dequantized at load")
     assert "float64" in TritonLora().supports(replace(asked, dtype=torch.float64)).reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,9 @@ from hardpoint_cuda import flash_decode, flash_infer
 from hardpoint_cuda.flash_decode import FlashDecodePlan
 from hardpoint_cuda.flash_infer import FlashInferAttention, FlashPlanner
 from hardpoint_cuda.flash_plans import Kind
+from hardpoint_torch_gpu import plan
 from hardpoint_torch_gpu.measured import Measurements, Way
+from shared_rows import SharedRows
 
 from hardpoint_platforms.batch import AttentionBatch
 from hardpoint_platforms.binding import ask
@@ -146,3 +149,21 @@ def test_what_is_told_of_decodes(installed: SimpleNamespace, monkeypatch: pytest
     answer = provider().supports(instance)
     assert answer
     assert "decodes by Triton's (its kernel is not compiled yet)" in answer.reason
+
+
+def test_rows_that_share_pages_are_taken_back(installed: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer would read the pages once for each; in the graph without sharing the step is FlashInfer's still."""
+    monkeypatch.setattr(plan, "WORTH", 0)
+    ours, case = provider(), _case(torch.float16, "shared", SharedRows(((3, (1, 6, 2)), (0, (9,))), extra=2))
+    with torch.inference_mode():
+        ours.build(case.instance)
+        before = DecodeWrapper.ran
+        found, wanted = run(ours, case), run(REFERENCE, case)
+        assert DecodeWrapper.ran == before
+        torch.testing.assert_close(found[0][:4], wanted[0][:4], atol=4e-3, rtol=4e-3)
+        *tensors, state, batch = case.make()
+        made = ours.planner().plan(batch)
+        assert isinstance(made, FlashDecodePlan)
+        assert made.sharing
+        ours.build(case.instance)(*tensors, state, replace(made, sharing=()))
+    assert DecodeWrapper.ran > before

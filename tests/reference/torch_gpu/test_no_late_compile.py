@@ -14,6 +14,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from hardpoint_torch_gpu import plan
 from served import Variants, crowd, noting, start
 
 from hardpoint.request.sampling import SamplingParams
@@ -123,6 +124,24 @@ def test_a_crowd_launches_nothing_new(model: Callable[[Path], Path], record: str
     assert variants.launches > before
     assert device.builder is not None
     assert device.builder.captured["decode"] > 2
+    assert not variants.late, "\n".join(variants.late)
+
+
+@pytest.mark.parametrize("record", ["first", "all"])
+def test_a_crowd_with_one_system_prompt_launches_nothing_new(
+    record: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its decodes share pages, in graphs of their own and beside prompts."""
+    monkeypatch.setattr(plan, "WORTH", 0)
+    variants = Variants()
+    with noting(variants):
+        engine, device = start(plain(tmp_path), variants, record, 40)
+        ready = "".join(variants.ready)
+        crowds = [crowd(engine, 60, seed, draws, 300) for seed, draws in enumerate((greedy, drawn, of_all_kinds))]
+    assert "_shared(" in ready
+    assert all(ended > 40 for ended in crowds)
+    assert device.builder is not None
+    assert device.builder.captured["shared"] > 0
     assert not variants.late, "\n".join(variants.late)
 
 

@@ -13,6 +13,8 @@ from hardpoint_torch_gpu.kernels.sample_filter import Edges, edges_of
 from hardpoint_torch_gpu.kernels.sample_pieces import block_of, pieces_of, scale_of
 from hardpoint_torch_gpu.kernels.sample_score import score
 from hardpoint_torch_gpu.sampling import TritonLogprobs, TritonSample, TritonVerify, draw_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hardpoint_platforms.batch import LogitBias, Penalties, SamplingInputs
 from hardpoint_platforms.ops.samples import Source
@@ -58,7 +60,8 @@ def kept(x: torch.Tensor, inputs: SamplingInputs, edges: Edges) -> torch.Tensor:
     bits = torch.where(x == 0, 0.0, x).view(torch.int32)
     key = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     z = (x - x.amax(-1, keepdim=True)) / inputs.temperature[:, None]
-    level = (key == edges.key[:, None]) & (torch.arange(x.shape[1]) <= edges.last[:, None])
+    level = key == edges.key[:, None]
+    level &= level.cumsum(-1) <= edges.kept[:, None]
     return ((key > edges.key[:, None]) | level) & (z >= edges.floor[:, None]) & (z.exp() * scale_of(x.shape[1]) >= 1)
 
 
@@ -81,36 +84,112 @@ def test_filtered_draws_are_the_references(scale: float) -> None:
     assert torch.equal(draw_tokens(logits, inputs, 64)[0], expected(logits, inputs))
 
 
-@pytest.mark.parametrize("make", ["numbers", "few values", "all equal", "mostly minus infinity"])
-def test_filters_keep_what_the_reference_keeps(make: str) -> None:
+def some_rows(kind: str, source: Source, vocab: int) -> torch.Tensor:
+    """Logits for FILTERS, float32 [len(FILTERS), vocab]."""
+    rows = len(FILTERS)
+    numbers = source.normal(rows, vocab, scale=3.0)
+    if kind == "numbers":
+        numbers[:, vocab - 1] = numbers.amax(-1)  # the largest is nowhere alone
+    elif kind == "narrow":
+        numbers = 0.05 * numbers - 7.0
+    elif kind == "few values":
+        numbers = source.integers(-3, 3, rows, vocab).float()
+    elif kind == "all equal":
+        numbers = torch.full((rows, vocab), -2.5)
+    elif kind == "one is all":
+        numbers[:, vocab // 2] = 60.0
+    elif kind == "two levels":
+        numbers = torch.where(source.uniform(rows, vocab) < 0.5, 1.0, 1.0 + 2.0**-23)
+    elif kind == "mostly minus infinity":
+        numbers[:, 1:] = torch.where(source.uniform(rows, vocab - 1) < 0.95, -INFINITY, numbers[:, 1:])
+    elif kind == "steep":
+        numbers = torch.linspace(0.0, -300.0, vocab).expand(rows, vocab).contiguous()
+    elif kind == "far below":  # more than any filter's bins below the largest
+        numbers[:, vocab // 3] = 200.0
+    else:
+        raise ValueError(kind)
+    return numbers
+
+
+KINDS = (
+    "numbers", "narrow", "few values", "all equal", "one is all", "two levels", "mostly minus infinity", "steep",
+    "far below",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_filters_keep_what_the_reference_keeps(kind: str) -> None:
+    """Whether bins are divided and lists short, by several programs, or the row itself is searched, by one."""
     source = Source(5)
-    logits = {
-        "numbers": lambda: source.normal(len(FILTERS), 300, scale=3.0),
-        "few values": lambda: source.integers(-3, 3, len(FILTERS), 300).float(),
-        "all equal": lambda: torch.full((len(FILTERS), 300), -2.5),
-        "mostly minus infinity": lambda: torch.where(
-            source.uniform(len(FILTERS), 300) < 0.95, -INFINITY, source.normal(len(FILTERS), 300)
-        ),
-    }[make]()
-    logits[:, 299] = logits[:, :299].amax(-1)  # the largest is nowhere alone
-    inputs = filtered(source)
-    pieces = pieces_of(logits, inputs.temperature, block=64)
+    logits, inputs = some_rows(kind, source, 300), filtered(source)
+    pieces = pieces_of(logits, inputs.temperature, block=128)
     wanted = kept_weights(logits, inputs, slice(None)) * scale_of(300) >= 1
-    for longest in (3, 32768)[: 2 if make == "few values" else 1]:
-        edges = edges_of(logits, inputs.temperature, inputs, pieces, longest)
-        assert torch.equal(kept(logits, inputs, edges), wanted), f"lists of up to {longest}"
+    for longest, many, programs in ((32768, 4, 30), (3, 1024, 1)):
+        edges = edges_of(logits, inputs.temperature, inputs, pieces, longest, many, programs)
+        assert torch.equal(kept(logits, inputs, edges), wanted), f"lists up to {longest}, bins up to {many}"
 
 
-@pytest.mark.parametrize(("top_k", "temperature", "longest"), [(0, 9.0, 32768), (4000, 5.0, 100)])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("vocab", "block"), [(1, 0), (7, 0), (1000, 256)])
+def test_filtered_draws_of_rows_of_every_kind(kind: str, vocab: int, block: int) -> None:
+    if vocab == 1 and kind != "numbers":
+        return
+    source = Source(vocab)
+    logits, inputs = some_rows(kind, source, vocab), filtered(source)
+    assert torch.equal(draw_tokens(logits, inputs, block)[0], expected(logits, inputs))
+
+
+@pytest.mark.parametrize(("top_k", "temperature", "longest"), [(0, 1.0, 32768), (0, 9.0, 32768), (4000, 5.0, 100)])
 def test_a_large_flat_vocabulary(top_k: int, temperature: float, longest: int) -> None:
-    """A list of several stretches, and a row in the place of one."""
+    """Bins that are divided; a list of several stretches, and a row in the place of one."""
     source = Source(8)
     logits = source.normal(1, 5000)
     inputs = inputs_of(1, source, temperature=temperature, top_k=top_k, top_p=0.9)
-    x, given, pieces = adjusted(logits, inputs, sums=False)
-    edges = edges_of(x, given, inputs, pieces, longest)
+    x, heat, pieces = adjusted(logits, inputs, sums=False)
+    edges = edges_of(x, heat, inputs, pieces, longest)
     assert torch.equal(kept(x, inputs, edges), kept_weights(x, inputs, slice(None)) > 0)
-    assert torch.equal(draw(x, given, inputs, pieces, edges)[0], expected(logits, inputs))
+    assert torch.equal(draw(x, heat, inputs, pieces, edges)[0], expected(logits, inputs))
+
+
+@pytest.mark.parametrize("vocab", [32003, pytest.param(128256, marks=pytest.mark.long)])
+def test_vocabularies_of_models(vocab: int) -> None:
+    """Flat rows, rounded as 16-bit products are, and of two levels of equals, beside a greedy and a cold one."""
+    source = Source(vocab)
+    logits = source.normal(5, vocab)
+    logits[1] = logits[1].bfloat16().float() * 4.0
+    logits[2] = torch.where(source.uniform(vocab) < 0.3, 2.0, 1.0)
+    inputs = inputs_of(
+        5, source, temperature=[1.0, 1.0, 1.0, 0.0, 0.1], top_p=[0.9, 0.9, 0.5, 0.9, 1.0], top_k=[0, 0, 0, 0, 50]
+    )  # fmt: skip
+    x, heat, pieces = adjusted(logits, inputs, sums=False)
+    edges = edges_of(x, heat, inputs, pieces, programs=1)
+    drawn = inputs.temperature > 0.0
+    wanted = kept_weights(x, inputs, slice(None)) * scale_of(vocab) >= 1
+    assert torch.equal(kept(x, inputs, edges)[drawn], wanted[drawn])
+    assert torch.equal(draw(x, heat, inputs, pieces, edges)[0], expected(logits, inputs))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.data())
+def test_any_row_and_filters(data: st.DataObject) -> None:
+    vocab = data.draw(st.integers(2, 48))
+    values = st.sampled_from([-INFINITY, -90.0, -20.0, -1.0, -0.0, 0.0, 0.125, 0.126, 1.0, 17.0, 1e30])
+    logits = torch.tensor([data.draw(st.lists(values, min_size=vocab, max_size=vocab))])
+    logits[0, data.draw(st.integers(0, vocab - 1))] = 0.5  # one is finite
+    inputs = inputs_of(
+        1,
+        Source(data.draw(st.integers(0, 99))),
+        top_k=data.draw(st.integers(0, vocab + 1)),
+        top_p=data.draw(st.sampled_from([1e-6, 0.25, 0.7, 0.999, 1.0])),
+        min_p=data.draw(st.sampled_from([0.0, 1e-8, 0.2, 1.0])),
+        temperature=data.draw(st.sampled_from([0.05, 1.0, 30.0])),
+    )
+    pieces = pieces_of(logits, inputs.temperature, block=16)
+    wanted = kept_weights(logits, inputs, slice(None)) * scale_of(vocab) >= 1
+    for longest, many in ((32768, 1024), (2, 1)):
+        edges = edges_of(logits, inputs.temperature, inputs, pieces, longest, many)
+        assert torch.equal(kept(logits, inputs, edges), wanted)
+        assert torch.equal(draw(logits, inputs.temperature, inputs, pieces, edges)[0], expected(logits, inputs))
 
 
 def test_greedy_takes_the_first_of_equals_and_both_zeros_are_equal() -> None:
@@ -250,9 +329,9 @@ def test_drafts_are_verified_as_by_the_reference() -> None:
     drafts[::2, 1] = (drafts[::2, 1] + 1) % vocab
     lengths = torch.tensor([2, 2, 1, 0])
     probabilities = source.normal(rows, depth, vocab).softmax(-1)
-    for given in (None, probabilities):
-        found = TritonVerify().build(instance)(logits, drafts, lengths, given, inputs)
-        wanted = reference.build_verify(instance)(logits, drafts, lengths, given, inputs)
+    for each in (None, probabilities):
+        found = TritonVerify().build(instance)(logits, drafts, lengths, each, inputs)
+        wanted = reference.build_verify(instance)(logits, drafts, lengths, each, inputs)
         assert torch.equal(found.token_ids, wanted.token_ids)
         assert torch.equal(found.counts, wanted.counts)
 

@@ -1,7 +1,9 @@
 """Paged attention of rows that bring one token: their keys are cut into parts of like size, and the last part joins.
 
 One program attends all query heads that share a head of keys over one part, so that each key is read once. The program
-that owns a row's last place also stores the new key and value there, instead of reading them.
+that owns a row's last place also stores the new key and value there, instead of reading them. Where rows share pages, a
+launch before has attended their keys (`paged_shared.py`): parts hold the keys behind these, and the first part of a row
+sets out from what was found there.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ import triton
 import triton.language as tl
 
 from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
-from hardpoint_torch_gpu.kernels.softmax import LOG2E, fold, pages, scores, with_sink
+from hardpoint_torch_gpu.kernels.paged_shared import attend_shared
+from hardpoint_torch_gpu.kernels.softmax import LOG2E, add, fold, pages, scores, with_sink
 from hardpoint_torch_gpu.limits import Limits, limits_of
 from hardpoint_torch_gpu.plan import BLOCK, PART_FIELDS, GpuPlan
 from hardpoint_torch_gpu.rule import ScoreRule
+from hardpoint_torch_gpu.sharing import OWN_FIELDS
 
 #: Warps, steps of the loop that are loaded ahead, and numbers that a join holds at once. All three decide how many
 #: registers the kernel takes, and so how many programs run at once: on an H200 the fastest of 12 shapes.
@@ -75,12 +79,13 @@ def _join(
 @triton.jit(do_not_specialize=["table_row"])
 def _decode(
     q_ptr, new_k_ptr, new_v_ptr, k_ptr, v_ptr, table_ptr, lengths_ptr, parts_ptr, slopes_ptr, sinks_ptr,
-    out_ptr, mixed_ptr, best_ptr, total_ptr, arrived_ptr, scale, softcap, q_row, q_head, new_k_row, new_k_head,
-    new_v_row, new_v_head, table_row, page_k, slot_k, head_k, page_v, slot_v, head_v,
+    out_ptr, mixed_ptr, best_ptr, total_ptr, arrived_ptr, own_ptr, mixed_before_ptr, best_before_ptr, total_before_ptr,
+    scale, softcap, q_row, q_head, new_k_row, new_k_head, new_v_row, new_v_head, table_row, page_k, slot_k, head_k,
+    page_v, slot_v, head_v,
     HEADS: tl.constexpr, SHARED: tl.constexpr, SHARED_PAD: tl.constexpr, SHARED_TWO: tl.constexpr, D: tl.constexpr,
     D_PAD: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, STORE: tl.constexpr, JOIN: tl.constexpr,
-    FIELDS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
+    FIELDS: tl.constexpr, OWN_FIELDS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     index, kv_head = tl.program_id(0), tl.program_id(1)
     part = parts_ptr + index * FIELDS
@@ -91,14 +96,18 @@ def _decode(
     token = tl.load(part + 1).to(tl.int64)
     number, share = tl.load(part + 2), tl.load(part + 3)
     length = tl.load(lengths_ptr + row)
+    before = 0
+    if OWN_FIELDS > 0:
+        own_of = own_ptr + row * OWN_FIELDS
+        before, found, apart, pieces = tl.load(own_of), tl.load(own_of + 1), tl.load(own_of + 2), tl.load(own_of + 3)
     after_others(AHEAD)
     earliest = 0
     if WINDOW > 0:
         earliest = tl.maximum(length - WINDOW, 0)
-    stop = tl.minimum((number + 1) * share, length)
+    stop = tl.minimum(before + (number + 1) * share, length)
     if (stop <= earliest) & (length > 0):
         return  # the window has passed this part
-    start = tl.maximum(number * share, earliest)
+    start = tl.maximum(before + number * share, earliest)
     ends = stop == length
     if STORE:
         stop = tl.minimum(stop, length - 1)  # the last place is not read: what belongs there is at hand
@@ -128,6 +137,18 @@ def _decode(
         best = tl.where(holds, own, best)
         total = tl.where(holds, total + 1.0, total)
         mixed = tl.where(holds, mixed + new_v.to(tl.float32)[None, :], mixed)
+    if OWN_FIELDS > 0:
+        for piece in range(tl.where(number == 0, pieces, 0)):
+            slot_of = (found + piece * apart).to(tl.int64) * HEADS + head
+            best, total, mixed = add(
+                tl.load(best_before_ptr + slot_of, mask=real, other=float("-inf")),
+                tl.load(total_before_ptr + slot_of, mask=real, other=0.0),
+                tl.load(
+                    mixed_before_ptr + slot_of[:, None] * DV + dv[None, :], mask=real[:, None] & (dv < DV)[None, :],
+                    other=0.0,
+                ),
+                best, total, mixed,
+            )  # fmt: skip
     if ALIBI:
         slope = tl.load(slopes_ptr + head, mask=real, other=0.0) * LOG2E
     for at in range(start, stop, BLOCK):
@@ -149,7 +170,7 @@ def _decode(
         best, total, mixed = fold(score, v.to(q.dtype), best, total, mixed, PRECISION, False)
 
     skipped = earliest // share
-    used = tl.maximum(tl.cdiv(length, share), 1) - skipped
+    used = tl.maximum(tl.cdiv(length - before, share), 1) - skipped
     if used > 1:
         place = index.to(tl.int64) * HEADS + head
         tl.store(mixed_ptr + place[:, None] * DV + dv[None, :], mixed, mask=real[:, None] & (dv < DV)[None, :])
@@ -196,34 +217,39 @@ class PagedDecode:
 
         `new`: keys and values of the step's tokens, [T, hk, d], to be stored; None where they are stored already.
         """
-        parts = len(plan.parts)
+        sharing = plan.shared(group, rule)
+        held = plan.parts if sharing is None else sharing.parts
+        parts = len(held)
         if not parts:
             return
         _, heads, width = q.shape
         kv_heads, v_width = keys.shape[2], values.shape[-1]
         shared = heads // kv_heads
         table = plan.tables[group]
-        # Steps that store here are recorded before serving, the others compile at their first use: these in one way.
-        few = new is not None and parts * kv_heads <= _FEW
+        # Steps that store here are recorded before serving, the others compile at their first use: these in one way, as
+        # those with shared pages, which are few.
+        few = new is not None and sharing is None and parts * kv_heads <= _FEW
         mixed = torch.empty((parts, heads, v_width), dtype=torch.float32, device=q.device)
         # Apart, so that both are aligned whatever the number of parts: for one that is not another kernel is compiled.
         best, total = (torch.empty((parts, heads), dtype=torch.float32, device=q.device) for _ in range(2))
+        before = (held, mixed, best, total)
+        if sharing is not None:
+            before = (sharing.own, *attend_shared(q, keys, values, plan, group, sharing, rule))
         k, v = new or (q, q)
         d_pad, v_pad = max(16, triton.next_power_of_2(width)), max(16, triton.next_power_of_2(v_width))
         shared_two = triton.next_power_of_2(shared)
         block, warps, stages = shape_for(limits_of(q.device), few, max(16, shared_two), d_pad + v_pad, q.dtype)
         _decode[(parts, kv_heads)](
-            q, k, v, keys, values, table, plan.lengths, plan.parts, rule.slopes(q.device),
-            q if sinks is None else sinks, out, mixed, best, total, self._counters(q.device, parts * kv_heads),
-            rule.scale, rule.softcap or 0.0, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0),
-            v.stride(1), table.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), values.stride(0),
-            values.stride(1), values.stride(2), HEADS=heads, SHARED=shared,
-            SHARED_PAD=max(16, shared_two), SHARED_TWO=shared_two, D=width,
-            D_PAD=d_pad, DV=v_width, DV_PAD=v_pad,
-            PAGE=plan.page_tokens, WINDOW=rule.window or 0, SOFTCAP=rule.softcap is not None,
-            ALIBI=rule.alibi is not None, SINKS=sinks is not None, STORE=new is not None,
-            JOIN=min(16, max(1, _JOINED // (shared_two * v_pad))), FIELDS=PART_FIELDS, BLOCK=block,
-            PRECISION="ieee", num_warps=warps, num_stages=stages, **ahead(q),
+            q, k, v, keys, values, table, plan.lengths, held, rule.slopes(q.device), q if sinks is None else sinks, out,
+            mixed, best, total, self._counters(q.device, parts * kv_heads), *before, rule.scale, rule.softcap or 0.0,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), table.stride(0),
+            keys.stride(0), keys.stride(1), keys.stride(2), values.stride(0), values.stride(1), values.stride(2),
+            HEADS=heads, SHARED=shared, SHARED_PAD=max(16, shared_two), SHARED_TWO=shared_two, D=width, D_PAD=d_pad,
+            DV=v_width, DV_PAD=v_pad, PAGE=plan.page_tokens, WINDOW=rule.window or 0,
+            SOFTCAP=rule.softcap is not None, ALIBI=rule.alibi is not None, SINKS=sinks is not None,
+            STORE=new is not None, JOIN=min(16, max(1, _JOINED // (shared_two * v_pad))), FIELDS=PART_FIELDS,
+            OWN_FIELDS=0 if sharing is None else OWN_FIELDS, BLOCK=block, PRECISION="ieee", num_warps=warps,
+            num_stages=stages, **ahead(q),
         )  # fmt: skip
 
     def _counters(self, device: torch.device, count: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +37,15 @@ def shape_for(limits: Limits, width: int, v_width: int, dtype: torch.dtype) -> S
     cuts = _FLOAT32
     if dtype is not torch.float32:
         cuts = _SMALLER if max(width, v_width) > 128 else ((TILE, BLOCK, WARPS), *_SMALLER)
+    return largest(limits, cuts, STAGES, width, v_width, dtype)
+
+
+def largest(
+    limits: Limits, cuts: Sequence[tuple[int, int, int]], stages: int, width: int, v_width: int, dtype: torch.dtype
+) -> Shape:
+    """The first of `cuts` (queries, keys per step, warps) that fits, else the last; `stages`: that are wanted."""
     steps = [block * (width + v_width) * dtype.itemsize for _, block, _ in cuts]
-    shapes = [Shape(*cut, limits.stages(STAGES, step)) for cut, step in zip(cuts, steps, strict=True)]
+    shapes = [Shape(*cut, limits.stages(stages, step)) for cut, step in zip(cuts, steps, strict=True)]
     for shape, step in zip(shapes, steps, strict=True):
         # Queries pass through shared memory before the loop, weights of keys beside the loop's keys and values.
         queries, keys = shape.queries * dtype.itemsize, shape.block * max(width, v_width) * dtype.itemsize
@@ -48,7 +56,7 @@ def shape_for(limits: Limits, width: int, v_width: int, dtype: torch.dtype) -> S
 
 
 @triton.jit
-def _walk(
+def walk(
     first_key, last_key, q, at, k_ptr, v_ptr, table_ptr, row, stop, slope, scale, softcap, table_row,
     page_k, slot_k, page_v, slot_v, best, total, mixed,
     D: tl.constexpr, D_PAD: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr, PAGE: tl.constexpr,
@@ -130,16 +138,16 @@ def _prefill(
         start = tl.maximum(earliest - WINDOW + 1, 0) // BLOCK * BLOCK
         plain = tl.minimum(tl.cdiv(tl.maximum(earliest + TILE - WINDOW, 0), BLOCK) * BLOCK, diagonal)
         plain = tl.maximum(plain, start)
-        best, total, mixed = _walk(
+        best, total, mixed = walk(
             start, plain, q, at, k_ptr, v_ptr, table_ptr, row, stop, slope, scale, softcap, table_row, page_k, slot_k,
             page_v, slot_v, best, total, mixed, D, D_PAD, DV, DV_PAD, PAGE, WINDOW, SOFTCAP, ALIBI, BLOCK, PRECISION,
             True,
         )  # fmt: skip
-    best, total, mixed = _walk(
+    best, total, mixed = walk(
         plain, diagonal, q, at, k_ptr, v_ptr, table_ptr, row, stop, slope, scale, softcap, table_row, page_k, slot_k,
         page_v, slot_v, best, total, mixed, D, D_PAD, DV, DV_PAD, PAGE, WINDOW, SOFTCAP, ALIBI, BLOCK, PRECISION, False,
     )  # fmt: skip
-    best, total, mixed = _walk(
+    best, total, mixed = walk(
         tl.maximum(plain, diagonal), stop, q, at, k_ptr, v_ptr, table_ptr, row, stop, slope, scale, softcap, table_row,
         page_k, slot_k, page_v, slot_v, best, total, mixed, D, D_PAD, DV, DV_PAD, PAGE, WINDOW, SOFTCAP, ALIBI, BLOCK,
         PRECISION, True,

@@ -46,15 +46,19 @@ def _uniform(seed, position):
 
 @triton.jit
 def _weights(
-    x_ptr, edge_ptr, last_ptr, floor_ptr, row, column, vocab, piece_best, top, inverse,
-    SCALE: tl.constexpr, FILTERS: tl.constexpr,
+    x_ptr, edge_ptr, floor_ptr, row, column, vocab, taken, piece_best, top, inverse, SCALE: tl.constexpr,
+    FILTERS: tl.constexpr,
 ):  # fmt: skip
-    """int64 like `column`: weights relative to the piece's best, 0 where a filter drops the token."""
+    """int64 like `column`: weights relative to the piece's best, 0 where a filter drops the token.
+
+    taken: how many of the piece's tokens at the edge are kept.
+    """
     x = tl.load(x_ptr + row * vocab + column, mask=column < vocab, other=float("-inf"))
     weight = fixed_weight(x, piece_best, inverse, SCALE)
     if FILTERS:
         edge, key = tl.load(edge_ptr + row), order_key(x)
-        kept = (key > edge) | ((key == edge) & (column <= tl.load(last_ptr + row)))
+        level = (column < vocab) & (key == edge)
+        kept = (key > edge) | (level & (tl.cumsum(level.to(tl.int32), 0) <= taken))
         kept = kept & ((x - top) * inverse >= tl.load(floor_ptr + row))
         weight = tl.where(kept, weight, 0)
     return weight
@@ -62,27 +66,35 @@ def _weights(
 
 @triton.jit
 def _kept(
-    x_ptr, best_ptr, temperature_ptr, edge_ptr, last_ptr, floor_ptr, sum_ptr, vocab, pieces,
-    SCALE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, best_ptr, temperature_ptr, edge_ptr, floor_ptr, sum_ptr, equal_ptr, vocab, pieces, SCALE: tl.constexpr,
+    PAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """The weight of what lies above the row's edge, relative to the piece's best, and the number of equals at it."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
     if temperature <= 0.0:
         return
-    top = from_key(row_best(best_ptr, row, pieces, PAD))
-    best = from_key(tl.load(best_ptr + row * pieces + piece))
-    column = piece * BLOCK + tl.arange(0, BLOCK)
-    weight = _weights(
-        x_ptr, edge_ptr, last_ptr, floor_ptr, row, column, vocab, best, top, inverse_of(temperature), SCALE, True
-    )
-    tl.store(sum_ptr + row * pieces + piece, tl.sum(weight, 0))
+    place, edge, floor = row * pieces + piece, tl.load(edge_ptr + row), tl.load(floor_ptr + row)
+    top, inverse = from_key(row_best(best_ptr, row, pieces, PAD)), inverse_of(temperature)
+    best = tl.load(best_ptr + place)
+    if (best < edge) | ((from_key(best) - top) * inverse < floor):  # nothing of the piece is kept
+        tl.store(sum_ptr + place, tl.full([], 0, tl.int64))
+        tl.store(equal_ptr + place, 0)
+    else:
+        column = piece * BLOCK + tl.arange(0, BLOCK)
+        inside = column < vocab
+        x = tl.load(x_ptr + row * vocab + column, mask=inside, other=float("-inf"))
+        key, weight = order_key(x), fixed_weight(x, from_key(best), inverse, SCALE)
+        above = (key > edge) & ((x - top) * inverse >= floor)
+        tl.store(sum_ptr + place, tl.sum(tl.where(above, weight, 0), 0))
+        tl.store(equal_ptr + place, tl.sum((inside & (key == edge)).to(tl.int32), 0))
 
 
 @triton.jit
 def _draw(
-    x_ptr, best_ptr, at_ptr, raw_ptr, sum_ptr, temperature_ptr, seeds_ptr, positions_ptr, edge_ptr, last_ptr,
-    floor_ptr, ids_ptr, finite_ptr, vocab, pieces, SCALE: tl.constexpr, FILTERS: tl.constexpr, PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x_ptr, best_ptr, at_ptr, raw_ptr, sum_ptr, temperature_ptr, seeds_ptr, positions_ptr, edge_ptr, kept_ptr,
+    floor_ptr, equal_ptr, ids_ptr, finite_ptr, vocab, pieces, SCALE: tl.constexpr, FILTERS: tl.constexpr,
+    PAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     piece = tl.arange(0, PAD)
@@ -96,6 +108,14 @@ def _draw(
     if (temperature > 0.0) & sound(highest):
         top, inverse = from_key(highest), inverse_of(temperature)
         sums = tl.load(sum_ptr + row * pieces + piece, mask=inside, other=0)
+        taken = tl.zeros([PAD], tl.int32)
+        if FILTERS:
+            equal = tl.load(equal_ptr + row * pieces + piece, mask=inside, other=0)
+            room = tl.load(kept_ptr + row) - (tl.cumsum(equal, 0) - equal)  # what equals of lower ids leave
+            taken = tl.minimum(tl.maximum(room, 0), equal)
+            edge = from_key(tl.load(edge_ptr + row))
+            taken = tl.where((edge - top) * inverse >= tl.load(floor_ptr + row), taken, 0)
+            sums += taken * fixed_weight(edge, from_key(keys), inverse, SCALE)
         rank = (from_key(keys).to(tl.float64) - top.to(tl.float64)) * inverse.to(tl.float64)
         factor = tl.exp(tl.where(sums > 0, rank, 0.0))
         heavy = tl.where(sums > 0, sums.to(tl.float64) * factor, 0.0)
@@ -114,8 +134,9 @@ def _draw(
             column = chosen * BLOCK + tl.arange(0, BLOCK)
             best = from_key(tl.max(tl.where(here, keys, LOWEST), 0))
             weight = _weights(
-                x_ptr, edge_ptr, last_ptr, floor_ptr, row, column, vocab, best, top, inverse, SCALE, FILTERS
-            )
+                x_ptr, edge_ptr, floor_ptr, row, column, vocab, tl.sum(tl.where(here, taken, 0), 0), best, top,
+                inverse, SCALE, FILTERS,
+            )  # fmt: skip
             found = tl.min(tl.where(tl.cumsum(weight, 0) > rest, column, BEYOND), 0)
             token = tl.where(found < BEYOND, found, tl.maximum(tl.max(tl.where(weight > 0, column, -1), 0), 0))
     tl.store(ids_ptr + row, token.to(tl.int64))
@@ -133,17 +154,18 @@ def draw(
     scale, device = scale_of(vocab), x.device
     ids = torch.empty(rows, dtype=torch.int64, device=device)
     finite = torch.empty(rows, dtype=torch.int8, device=device)
-    limits = (ids, ids, temperature) if edges is None else (edges.key, edges.last, edges.floor)
-    sums = pieces.sums
+    limits = (ids, ids, temperature) if edges is None else (edges.key, edges.kept, edges.floor)
+    sums, equal = pieces.sums, ids
     if edges is not None:
         sums = torch.empty((rows, pieces.count), dtype=torch.int64, device=device)
+        equal = torch.empty((rows, pieces.count), dtype=torch.int32, device=device)
         _kept[(rows, pieces.count)](
-            x, pieces.best, temperature, *limits, sums, vocab, pieces.count, SCALE=scale, PAD=pieces.pad,
-            BLOCK=pieces.block, num_warps=warps_of(pieces.block),
+            x, pieces.best, temperature, edges.key, edges.floor, sums, equal, vocab, pieces.count, SCALE=scale,
+            PAD=pieces.pad, BLOCK=pieces.block, num_warps=warps_of(pieces.block),
         )  # fmt: skip
     _draw[(rows,)](
         x, pieces.best, pieces.at, pieces.raw, sums, temperature, inputs.seeds.contiguous(),
-        inputs.positions.contiguous(), *limits, ids, finite, vocab, pieces.count, SCALE=scale,
+        inputs.positions.contiguous(), *limits, equal, ids, finite, vocab, pieces.count, SCALE=scale,
         FILTERS=edges is not None, PAD=pieces.pad, BLOCK=pieces.block, num_warps=warps_of(pieces.block),
     )  # fmt: skip
     return ids, finite.view(torch.bool)

@@ -51,6 +51,16 @@ def fold(score, v, best, total, mixed, PRECISION: tl.constexpr, BLIND: tl.conste
 
 
 @triton.jit
+def add(best_of, total_of, mixed_of, best, total, mixed):
+    """What other keys came to (best_of and total_of [m], mixed_of [m, dv]), if any, into best, total, mixed."""
+    larger = tl.maximum(best, best_of)
+    base = tl.where(larger == float("-inf"), 0.0, larger)
+    shrink, factor = tl.exp2(best - base), tl.exp2(best_of - base)
+    total = total * shrink + total_of * factor
+    return larger, total, mixed * shrink[:, None] + mixed_of * factor[:, None]
+
+
+@triton.jit
 def with_sink(sink, best, total, mixed):
     """A score that takes weight and brings no value: sink [m] (Xiao et al. 2023, as learned numbers in gpt-oss)."""
     larger = tl.maximum(best, sink * LOG2E)

@@ -189,6 +189,14 @@ class ProgramBuilder(ABC):
         """Every program is prepared and serving starts: building one from here on is a fault of the core."""
         return
 
+    def catch_up(self) -> bool:
+        """Do a piece of what was put off when serving began, in some tens of milliseconds; whether any is left.
+
+        Called while no request is served, on the thread that runs steps. What is never called upon may be done beside
+        steps, or not at all.
+        """
+        return False
+
     def holds(self, provider: OpProvider) -> bool:
         """Whether a program holds calls of this provider's kernels.
 

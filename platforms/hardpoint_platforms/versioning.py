@@ -89,7 +89,7 @@ INTERFACES: Mapping[str, Version] = {
     "state_cache": Version(1, 0),
     "streams": Version(1, 0),
     "sampling": Version(1, 0),
-    "program": Version(1, 0),
+    "program": Version(1, 1),
     "communication": Version(1, 0),
     "kv_transfer": Version(1, 0),
 }

@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds between looks at a scheduler that has requests but cannot run any.
 STALL_WAIT = 0.02
+#: Seconds without a request after which the device may do what it put off at the start: who talks to it in turns should
+#: not wait for that.
+QUIET = 0.2
 #: Seconds between messages that bring nothing but gauges.
 STATS_INTERVAL = 0.25
 
@@ -115,6 +118,8 @@ class _Server:
         self._stopping = False
         self._stats_due = True
         self._stats_sent = 0.0
+        #: Seconds to wait for a message before the device catches up; None where it has nothing left to do.
+        self._quiet: float | None = QUIET
 
     def serve(self) -> int:
         while True:
@@ -133,14 +138,20 @@ class _Server:
         if not engine.has_work:
             self._send_idle_stats()
             self._pulse.idle()
-            wait = None
+            wait = self._quiet
         elif engine.stalled:
             wait = STALL_WAIT
-        for message in self._channel.receive(wait):
+        messages = self._channel.receive(wait)
+        for message in messages:
             self._handle(message)
         self._pulse.busy()
-        if self._stopping or not engine.has_work:
+        if self._stopping:
             return
+        if not engine.has_work:
+            if not messages and self._quiet is not None:
+                self._quiet = 0.0 if engine.catch_up() else None
+            return
+        self._quiet = QUIET
         outputs = engine.step()
         self._stats_due = True
         if outputs.outputs or time.monotonic() - self._stats_sent > STATS_INTERVAL:

@@ -102,6 +102,10 @@ class Engine:
         """Forget cached pages that no request uses."""
         self._scheduler.reset_prefix_cache()
 
+    def catch_up(self) -> bool:
+        """While there is no work: do a piece of what was put off at the start; whether any is left."""
+        return self._executor.catch_up()
+
     def step(self) -> Outputs:
         """One round: what ended by deadline, what was refused, and the results of one step of the device.
 

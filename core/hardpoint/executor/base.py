@@ -26,6 +26,13 @@ class Executor(ABC):
     def submit(self, plan: StepPlan) -> StepHandle:
         """Queue a step behind those submitted before. Returns at once where the device can overlap."""
 
+    def catch_up(self) -> bool:
+        """While no step is under way: do a piece of what was put off at the start, to its end; whether any is left.
+
+        Raises what the worker raised.
+        """
+        return False
+
     @abstractmethod
     def close(self) -> None:
         """Give the device back."""

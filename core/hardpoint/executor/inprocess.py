@@ -33,6 +33,9 @@ class InProcessExecutor(Executor):
     def submit(self, plan: StepPlan) -> StepHandle:
         return _Launched(self._worker.runner, self._thread.submit(self._worker.runner.launch, plan))
 
+    def catch_up(self) -> bool:
+        return self._thread.submit(self._worker.runner.catch_up).result()
+
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._worker.close()

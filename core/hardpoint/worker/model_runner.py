@@ -152,6 +152,10 @@ class ModelRunner:
         wanted = self._table.logprobs[plan.rows[sampled]]
         return Flight(plan, sampled, tuple(wanted.tolist()), results, scores, started)
 
+    def catch_up(self) -> bool:
+        """While no request is served: do a piece of what the devices put off; whether any is left."""
+        return any(stage.catch_up() for stage in self._stages)
+
     def collect(self, flight: Flight) -> StepResult:
         """Wait for a launched step's results, and for nothing that was launched after it."""
         tokens = np.full(len(flight.plan.rows), -1, np.int64)

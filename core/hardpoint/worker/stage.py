@@ -126,6 +126,10 @@ class Stage:
         """Let no more programs be built: requests wait from now on."""
         self._builder.seal()
 
+    def catch_up(self) -> bool:
+        """Do a piece of what the device put off; whether any is left."""
+        return self._builder.catch_up()
+
     def receive(self, carried: tuple[torch.Tensor, ...], bucket: Bucket, num_tokens: int) -> tuple[torch.Tensor, ...]:
         """What the stage before handed on, from its host copies: real tokens, then zeros up to the bucket."""
         moved = []

@@ -42,6 +42,8 @@ OUTLIVED: tuple[tuple[tuple[int, int], ...], ...] = (
     ((1, 1), (0, 1)),
     ((0, 1), (1, 1)),
 )
+#: Calls of `ProgramBuilder.catch_up` after which what was put off has to be done.
+PIECES = 1000
 
 
 def checks(subject: Subject) -> Iterator[Check]:
@@ -99,7 +101,10 @@ def build(one: Stage, bucket: Bucket) -> Program:
         raise Wrong("prepare() returns None, not the new state", subject_code=type(program).prepare)
     one.state = state
     builder.seal()
-    return program
+    for _ in range(PIECES):
+        if not builder.catch_up():
+            return program
+    raise Wrong(f"{PIECES} calls of catch_up() leave something to do", subject_code=type(builder).catch_up)
 
 
 def run(program: Program, one: Stage, inputs: StepInputs) -> StepOutputs:

@@ -1,6 +1,7 @@
 """Sizes that are recorded while serving: the most needed are recorded before it, the others as they are wanted.
 
     start     one decode, the largest number of decodes, the largest step with prompts: recorded
+    idle      no request is served: the next one is recorded, until none waits
     step      its own size is not recorded: the smallest recorded one that holds it serves; its own is wanted
     next step the wanted size is recorded before it is launched, or, where none is, the next of the others
 
@@ -79,6 +80,10 @@ class Backlog:
             self._wanted = self._wanted or bucket
             return False
         return bucket not in self._never
+
+    def next(self) -> Bucket | None:
+        """What to record where nobody waits for a step."""
+        return next(iter(self._waiting), None)
 
     def turn(self, prompts: bool) -> Bucket | None:
         """Before each step: what to record now. `prompts`: whether a request of the step waits for its first token."""

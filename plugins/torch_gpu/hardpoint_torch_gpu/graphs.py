@@ -148,10 +148,17 @@ class GraphBuilder(ProgramBuilder):
         self._rehearsed |= {size, likeness}
         return new or self.ahead.missing > 0
 
-    def catch_up(self, prompts: bool) -> None:
-        """Before a step: record a size that waits, where it is time. `prompts`: whether the step brings prompts."""
-        if not self._sealed or (bucket := self.backlog.turn(prompts)) is None:
-            return
+    def catch_up(self) -> bool:
+        if self._sealed and (bucket := self.backlog.next()) is not None:
+            self._record_late(bucket)
+        return bool(self.backlog)
+
+    def before_step(self, prompts: bool) -> None:
+        """Record a size that waits, where it is time. `prompts`: whether the step brings prompts."""
+        if self._sealed and (bucket := self.backlog.turn(prompts)) is not None:
+            self._record_late(bucket)
+
+    def _record_late(self, bucket: Bucket) -> None:
         started, program = time.monotonic(), self._programs[bucket]
         why = program.record_late()
         seconds = time.monotonic() - started
@@ -273,7 +280,7 @@ class GraphProgram(Program):
         return ""
 
     def run(self, inputs: StepInputs, state: State, weights: Weights) -> tuple[StepOutputs, State]:
-        self._builder.catch_up(prompts=self.kind == _MIXED)
+        self._builder.before_step(prompts=self.kind == _MIXED)
         with torch.inference_mode():
             if self._recorded is None:
                 return self._step(inputs, state, weights)

@@ -144,6 +144,25 @@ def test_all_are_recorded_in_time(server: Server, caplog: pytest.LogCaptureFixtu
     assert "while serving" not in server.builder.describe()
 
 
+def test_an_idle_server_records_all(server: Server) -> None:
+    assert server.serve(8).requests == 64
+    waiting = len(server.builder.backlog)
+    assert waiting > 5
+    for left in range(waiting - 1, -1, -1):  # no time goes by
+        assert server.stage.catch_up() == (left > 0)
+        assert len(server.builder.backlog) == left
+    assert not server.stage.catch_up()
+    assert server.recorded == server.sizes
+    assert [server.serve(rows).requests for rows in (2, 3, 5, 8)] == [2, 3, 8, 8]
+
+
+def test_nothing_is_recorded_before_serving_begins() -> None:
+    builder = host_builder(put_off=True)
+    builder.backlog.add(Bucket(2, 2, 1, GREEDY))
+    assert builder.catch_up()
+    assert builder.captured.total() == 0
+
+
 def test_prompts_do_not_wait_for_a_recording_but_in_the_end(server: Server) -> None:
     for _ in range(PATIENCE - 1):
         server.clock.now += 1e3

@@ -33,12 +33,13 @@ class Built:
 
 
 class PacedExecutor(Executor):
-    """The null executor, with a pause per step, and steps that break."""
+    """The null executor, with a pause per step, steps that break, and pieces of work that it put off."""
 
-    def __init__(self, seconds: float = 0.0, lost_at: int | None = None) -> None:
+    def __init__(self, seconds: float = 0.0, lost_at: int | None = None, put_off: int = 0) -> None:
         self._inner = NullExecutor(VOCAB)
         self._seconds = seconds
         self._lost_at = lost_at
+        self.put_off = put_off
         self.plans: list[StepPlan] = []
         self.closed = False
 
@@ -48,6 +49,10 @@ class PacedExecutor(Executor):
             raise DeviceLost("the device fell off the bus")
         self.plans.append(plan)
         return FinishedStep(self._inner.submit(plan).result())
+
+    def catch_up(self) -> bool:
+        self.put_off -= 1
+        return self.put_off > 0
 
     def close(self) -> None:
         self.closed = True

@@ -7,6 +7,8 @@ VENV   ?= .venv
 # Another package index for torch alone, such as the one with CPU builds that pytorch.org names ("Get started").
 TORCH_INDEX ?=
 TORCH  ?= 2.13.0
+# The Triton that builds of this torch for GPUs ask for; its CPU build asks for none. For the compile gate of AMD GPUs.
+TRITON ?= 3.7.1
 MODEL  ?= smollm2
 # Test processes; they share the cores.
 JOBS   ?= 2
@@ -18,6 +20,7 @@ STAMP := $(VENV)/.hardpoint-setup
 FILES := pyproject.toml requirements-dev.txt core/pyproject.toml platforms/pyproject.toml plugins/cpu/pyproject.toml \
          plugins/torch_gpu/pyproject.toml
 TPU_STAMP := $(TPU_VENV)/.hardpoint-setup
+TRITON_STAMP := $(VENV)/.triton-$(TRITON)
 CODE  := core platforms plugins tests scripts
 # In an order in which no long file comes last.
 TPU_TESTS := tests/server/test_tpu_device.py tests/reference/tpu
@@ -41,7 +44,7 @@ serve: setup  ## pull the default model if needed and serve it on http://127.0.0
 	@exec $(BIN)/hardpoint serve $(MODEL)
 
 test: setup  ## lint, then the tests (of many like cases a part), `make sanitize` and `make test-tpu`
-	@$(MAKE) --no-print-directory -j 3 lint sanitizer $(TPU_STAMP)
+	@$(MAKE) --no-print-directory -j 4 lint sanitizer $(TPU_STAMP) $(TRITON_STAMP)
 	@$(MAKE) --no-print-directory test-core
 	@$(MAKE) --no-print-directory sanitize
 	@$(MAKE) --no-print-directory test-tpu
@@ -63,6 +66,9 @@ $(TPU_STAMP): $(STAMP) .ci/install-tpu plugins/tpu/pyproject.toml
 	@VENV="$(VENV)" TPU_VENV="$(TPU_VENV)" .ci/install-tpu
 	@touch $@
 
+$(TRITON_STAMP): .ci/install-triton | $(STAMP)
+	@VENV="$(VENV)" TRITON="$(TRITON)" .ci/install-triton
+
 sanitize: setup  ## the CPU kernels' tests under AddressSanitizer and UBSan
 	@VENV="$(VENV)" .ci/sanitize -n $(JOBS)
 
@@ -73,7 +79,8 @@ tpu-aot: $(TPU_STAMP)  ## compile hardpoint-tpu's programs for three kinds of TP
 	@HARDPOINT_TPU_TARGETS="v5e-2x2 v6e-2x2 7x-2x2x1" HARDPOINT_TPU_DEPTH=all HARDPOINT_TEST_EVERY=1 \
 		JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest tests/reference/tpu/test_ahead_of_time.py
 
-rocm-aot: setup  ## compile every Triton kernel for AMD GPUs, none of which is needed (some minutes)
+rocm-aot: $(TRITON_STAMP)  ## compile every Triton kernel for five AMD GPUs, none of which is needed, by two Tritons (an hour)
+	@PYTHONPATH=$(VENV)/triton-pinned $(BIN)/python tests/reference/rocm/compile_gate.py gfx90a gfx942 gfx950 gfx1100 gfx1201
 	@$(BIN)/python tests/reference/rocm/compile_gate.py gfx90a gfx942 gfx950 gfx1100 gfx1201
 
 lint: setup  ## ruff, mypy --strict and the import contracts

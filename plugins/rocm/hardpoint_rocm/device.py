@@ -1,17 +1,22 @@
-"""An AMD GPU: what every torch GPU has, with 8-bit floats in the kind that the chip multiplies."""
+"""An AMD GPU: what every torch GPU has, with 8-bit floats in the kind that the chip multiplies, and AITER if wanted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from hardpoint_torch_gpu.device import TorchGpuDevice
 
-from hardpoint_platforms.capabilities import Capabilities
+from hardpoint_platforms.capabilities import Capabilities, TuningChoice
 from hardpoint_platforms.device import DeviceInfo
 from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.streams import Readback
+from hardpoint_rocm.aiter_attention import AiterAttention, AiterPlanner
+from hardpoint_rocm.aiter_library import ATTENTION, Aiter, look_up, unwanted
+from hardpoint_rocm.aiter_products import AiterGatedMlp, AiterLinear
+from hardpoint_rocm.aiter_trial import Trial
 from hardpoint_rocm.architectures import Architecture, Float8
 from hardpoint_rocm.fnuz import as_fnuz
 from hardpoint_rocm.losses import TellingReadback, telling
@@ -31,10 +36,34 @@ class RocmDevice(TorchGpuDevice):
             float8=architecture.float8 is not Float8.NONE,
             measure=options.get("measure", False),
         )
-        self._fnuz = as_fnuz(super().providers()) if architecture.float8 is Float8.FNUZ else None
+        fnuz = architecture.float8 is Float8.FNUZ
+        plain = super().providers()
+        base = as_fnuz(plain) if fnuz else tuple(plain)
+        if options.get("aiter", "off") == "on":
+            kind = torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn
+            library = look_up(architecture, Trial(self.torch_device), kind)
+            base = (*self._by_aiter(library, base), *base)
+        else:
+            library = unwanted()
+        self._table = base
+        told = TuningChoice("AITER", library.value, library.reason)
+        self._told = replace(capabilities, tuning=(*capabilities.tuning, told))
+
+    def _by_aiter(self, library: Aiter, base: Sequence[OpProvider]) -> tuple[OpProvider, ...]:
+        """Asked before `base`; they say why not where AITER is not there or does not fit."""
+        inner = {provider.op: provider for provider in reversed(base)}
+        planner = AiterPlanner(self.upload, self.torch_device)
+        return (
+            AiterAttention(planner, library.functions[ATTENTION]),
+            AiterLinear(inner["linear"], library),
+            AiterGatedMlp(inner["gated_mlp"], library),
+        )
+
+    def capabilities(self) -> Capabilities:
+        return self._told
 
     def providers(self) -> Sequence[OpProvider]:
-        return super().providers() if self._fnuz is None else self._fnuz
+        return self._table
 
     def synchronize(self) -> None:
         with telling(self.info):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -111,7 +109,6 @@ def _tuning(architecture: Architecture) -> tuple[TuningChoice, ...]:
             _library(),
             "torch's choice; `--option blas=hipblaslt` (or hipblas), TORCH_BLAS_PREFER_HIPBLASLT=1 overrule it",
         ),
-        TuningChoice("AITER", "not used", _aiter()),
     )
 
 
@@ -119,20 +116,6 @@ def _library() -> str:
     """The library that torch multiplies large matrices with."""
     said = str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2]
     return _LIBRARIES.get(said, said.lower())
-
-
-def _aiter() -> str:
-    """Why AMD's own kernels are left aside."""
-    if importlib.util.find_spec("aiter") is None:
-        return "it is not installed, and this plugin would not call it: attention and experts are Triton's"
-    try:
-        held = version("amd-aiter")
-    except PackageNotFoundError:
-        held = "of unknown version"
-    return (
-        f"AITER {held} is installed; its paged attention has taken other arguments from release to release, and nobody "
-        "has run it under this plugin, so attention and experts are Triton's"
-    )
 
 
 @hookimpl

@@ -3,7 +3,9 @@
 python compile_gate.py gfx942 gfx1100            every launch, for each of these architectures
 python compile_gate.py --turns gfx942 gfx1100    a few launches of each kernel, for one of them in turn
 
-That it compiles says little: shared memory (LDS) is only checked when a kernel is loaded, spilled registers never.
+By the Triton of the environment, or, with PYTHONPATH=.venv/triton-pinned, by the one that torch's builds for GPUs ask
+for (`.ci/install` puts it there). That it compiles says little: shared memory (LDS) is only checked when a kernel is
+loaded, spilled registers never.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,33 +22,18 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "torch_gpu"))
 
 import ahead_of_time
 import triton
+from spills import allowed
 from targets import Target, target
 
 if TYPE_CHECKING:
     from ahead_of_time import Compiled, Launch
 
-#: Vector registers that a kernel may spill, on architectures with waves of 64 and of 32 lanes; others spill none. A
-#: spill costs time and is no fault: these are what Triton 3.9 makes of the launches, so that more of them is noticed.
-SPILLS: Mapping[str, tuple[int, int]] = {
-    # Wide heads (256): the sums alone take half of what a lane has; float32 products of RDNA have no instruction.
-    "_prefill": (200, 1000),
-    "_decode": (0, 1000),
-    # Latents of 512 numbers: one tile's sums are all that a wave of RDNA has.
-    "_mla_prefill": (300, 1800),
-    "_mla_decode": (250, 800),
-    "_delta_blocks": (0, 10),
-    # Scales of groups beside the sums; columns that do not fill the last step.
-    "_eight_bit_dot": (0, 20),
-    "_quant_dot": (5, 0),
-    "_skinny": (0, 80),
-}
 
-
-def complaint(name: str, found: Compiled, at: Target) -> str:
-    """What is wrong with a compiled launch of kernel `name`; "" where nothing is."""
+def complaint(name: str, found: Compiled, at: Target, version: str = triton.__version__) -> str:
+    """What is wrong with a compiled launch of kernel `name`; "" where nothing is. `version`: of Triton."""
     if found.shared > at.limits.shared_bytes:
         return f"LDS {found.shared}, a program of {at.label} has {at.limits.shared_bytes}"
-    most = SPILLS.get(name, (0, 0))[at.limits.wave == 32]
+    most = allowed(version, at.limits.wave, name, at.label)
     return f"spills {found.spills} registers, {most} are allowed" if found.spills > most else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,6 +18,7 @@ _spec = importlib.util.spec_from_file_location("triton_on_the_host", _BESIDE)
 assert _spec is not None
 assert _spec.loader is not None
 _spec.loader.exec_module(importlib.util.module_from_spec(_spec))
+sys.path.insert(0, str(Path(__file__).parent))  # what the tests here share
 
 
 class HipSurface:

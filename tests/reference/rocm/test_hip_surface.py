@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hardpoint_rocm import platform
 from hardpoint_rocm.device import RocmDevice
 from hardpoint_rocm.fnuz import AsFnuz
 from hardpoint_rocm.platform import RocmPlatform
@@ -45,8 +44,8 @@ def test_it_opens_unverified_and_says_what_it_is(device: Device) -> None:
     told = {choice.name: (choice.value, choice.reason) for choice in capabilities.tuning}
     assert told["architecture"] == ("gfx942", "waves of 64, MFMA instructions, 8-bit floats: fnuz")
     assert told["matrix products"][0] in ("hipblas", "hipblaslt", "ck", "default")
-    assert told["AITER"][0] == "not used"
-    assert "not installed" in told["AITER"][1]
+    assert told["AITER"][0] == "off"
+    assert told["AITER"][1].startswith("AITER is not installed")
     assert device.memory().free == 190 << 30
 
 
@@ -67,12 +66,6 @@ def test_the_librarys_name_is_handed_to_torch(hip: Any, machine: Machine, monkey
     RocmPlatform(machine(MI300X)).open(0, {"blas": "hipblaslt"})
     RocmPlatform(machine(MI300X)).open(0, {"blas": "auto"})
     assert [name for name in asked if name is not None] == ["hipblaslt"]
-
-
-def test_an_installed_aiter_is_left_aside_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(platform, "version", lambda name: "0.1.7")
-    assert "AITER 0.1.7 is installed; its paged attention has taken other arguments" in platform._aiter()
 
 
 @pytest.mark.parametrize(

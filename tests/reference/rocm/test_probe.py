@@ -35,7 +35,7 @@ def test_the_manifest_is_read_before_anything_else() -> None:
     manifest = read_manifest("hardpoint_rocm", "rocm")
     assert (manifest.vendor, manifest.kind) == ("AMD", Kind.ACCELERATOR)
     checked = validate_options(manifest, {"blas": "hipblaslt"})
-    assert checked == {"graphs": True, "largest_graph": 512, "measure": False, "blas": "hipblaslt"}
+    assert checked == {"graphs": True, "largest_graph": 512, "measure": False, "blas": "hipblaslt", "aiter": "off"}
     with pytest.raises(PlatformError, match="not one of auto, hipblaslt, hipblas"):
         validate_options(manifest, {"blas": "rocblas"})
 

@@ -226,7 +226,18 @@ def test_a_plugin_that_patches_the_spi_or_imports_the_core(tmp_path: Path, kit: 
 )
 def test_lies_about_capabilities(tmp_path: Path, kit: Any, change: tuple[str, str], words: str) -> None:
     install(tmp_path, change)
-    _, report, _ = kit("--case", "load/[!i]*", "--case", "state/*", "--case", "memory/*/free*", "--case", "memory/*/*place", "--case", "*setup*")
+    _, report, _ = kit(
+        "--case",
+        "load/[!i]*",
+        "--case",
+        "state/*",
+        "--case",
+        "memory/*/free*",
+        "--case",
+        "memory/*/*place",
+        "--case",
+        "*setup*",
+    )
     assert any(words in verdict["message"] for verdict in failures(report))
 
 

@@ -11,7 +11,10 @@ from pathlib import Path
 from fresh import CHECKOUT, build_wheel
 
 from hardpoint.cli.plugin import package_of, write
+from hardpoint_platforms.versioning import INTERFACES
 
+#: What this release offers.
+DEVICE = INTERFACES["device"]
 TINY_MODELS = CHECKOUT / "tests" / "reference" / "cases"
 
 
@@ -33,7 +36,7 @@ def edit(path: Path, *changes: tuple[str, str]) -> None:
 
 
 def newer_spi_and_core(sources: Path, out: Path) -> None:
-    """Release 0.9: platform 2.0, which still serves 1.x, device 1.2, and linear 1.1.
+    """Release 0.9: platform 2.0, which still serves 1.x, `device` a minor later, and linear 1.1.
 
     Its new attribute is set by the core for every down projection.
     """
@@ -44,7 +47,7 @@ def newer_spi_and_core(sources: Path, out: Path) -> None:
     edit(
         package / "versioning.py",
         ('"platform": Version(1, 0)', '"platform": Version(2, 0)'),
-        ('"device": Version(1, 0)', '"device": Version(1, 2)'),
+        (f'"device": Version(1, {DEVICE.minor})', f'"device": Version(1, {DEVICE.minor + 1})'),
     )
     edit(
         package / "ops" / "linear.py",

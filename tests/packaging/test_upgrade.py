@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from fresh import Environment, Wheelhouse
-from releases import newer_spi_and_core, plugin, tiny_llama
+from releases import DEVICE, newer_spi_and_core, plugin, tiny_llama
+
+from hardpoint_platforms.versioning import offers
 
 pytestmark = pytest.mark.packaging
 
@@ -43,17 +45,20 @@ imported = [name for name in sys.argv[1:] if name.replace("-", "_") + "_hardpoin
 print(json.dumps([answers, imported]))
 """
 DOCTOR = "from hardpoint.cli.main import main; print('exit code', main(['doctor']))"
+#: What this release offers of `device`, and what it does not.
+OFFERED, NEWER = offers()["device"], f"1.{DEVICE.minor + 2}-1.{DEVICE.minor + 4}"
 #: Name -> what its manifest says, version of the plugin, how its refusal begins, and what it ends with.
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "newer-minor": (
-        {"version": "1.4.0", "interfaces": {"device": "1.3-1.5"}},
-        "newer-minor-hardpoint 1.4.0: it speaks device 1.3-1.5, this release offers 1.0 (hardpoint-platforms 0.1.0)",
+        {"version": "1.4.0", "interfaces": {"device": NEWER}},
+        f"newer-minor-hardpoint 1.4.0: it speaks device {NEWER}, "
+        f"this release offers {OFFERED} (hardpoint-platforms 0.1.0)",
         "(or an older newer-minor-hardpoint than 1.4.0)",
     ),
     "newer-major": (
         {"version": "3.0.0", "interfaces": {"platform": "2.0-2.1", "device": "2.0"}},
         "newer-major-hardpoint 3.0.0: it speaks platform 2.0-2.1, this release offers 1.0; "
-        "it speaks device 2.0, this release offers 1.0 (hardpoint-platforms 0.1.0)",
+        f"it speaks device 2.0, this release offers {OFFERED} (hardpoint-platforms 0.1.0)",
         "(or an older newer-major-hardpoint than 3.0.0)",
     ),
     "newer-manifest": (
@@ -117,7 +122,7 @@ def test_a_release_of_the_next_major_still_takes_it(tomorrow: Environment) -> No
     answers, _ = json.loads(tomorrow.python("-c", ASK, "older"))
     assert answers["older"] == ["", "older:0", ""]
     offered = "from hardpoint_platforms.versioning import offers; print(offers()['platform'], offers()['device'])"
-    assert tomorrow.python("-c", offered).split() == ["1.0-2.0", "1.0-1.2"]
+    assert tomorrow.python("-c", offered).split() == ["1.0-2.0", f"1.0-1.{DEVICE.minor + 1}"]
 
 
 def test_newer_plugins_are_refused_before_they_are_imported(today: Environment) -> None:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <map>
 #include <string>
 
 #include "plain.h"
@@ -10,6 +11,7 @@
 namespace {
 
 using plain::Kind;
+using plain::kKinds;
 using plain::Random;
 using plain::Weight;
 
@@ -54,41 +56,58 @@ bool play(hp_pool *pool, const hp_op &op, const hp_batch *batch = nullptr) {
   return false;
 }
 
-const Kind kKinds[] = {
-    {"f32", 0, HP_F32, 0, 0, 0, 0, 0, Kind::kNone, 0},
-    {"f16", 0, HP_F16, 0, 0, 0, 0, 0, Kind::kNone, 0},
-    {"bf16", 0, HP_BF16, 0, 0, 0, 0, 0, Kind::kNone, 0},
-    {"u4 by 32", 2, 0, 32, 0, 0, 15, HP_F16, Kind::kNone, 0},
-    {"u4 by 32, offsets", 2, 0, 32, 0, 0, 15, HP_F16, Kind::kOwn, 0},
-    {"u4 by 32, zero point", 2, 0, 32, 0, 0, 15, HP_BF16, Kind::kZero, 0},
-    {"u4 by 16, offsets", 2, 0, 16, 0, 0, 15, HP_F32, Kind::kOwn, 0},
-    {"u4 by 64", 2, 0, 64, 0, 0, 15, HP_F16, Kind::kNone, 0},
-    {"u4 in two levels", 2, 0, 32, 2, 0, 15, HP_U8, Kind::kOwn, 0},
-    {"u4 codebook", 2, 0, 32, 0, 0, 15, HP_F16, Kind::kNone, 127},
-    {"u4 small codebook", 2, 0, 32, 0, 0, 15, HP_F16, Kind::kNone, 32},
-    {"u4 by row", 2, 0, 0, 0, 0, 15, HP_F16, Kind::kOwn, 0},
-    {"u5 by 32", 1, 0, 32, 0, -16, 15, HP_F16, Kind::kNone, 0},
-    {"u5 by 32, offsets", 1, 0, 32, 0, 0, 31, HP_F16, Kind::kOwn, 0},
-    {"u5 by 16 in two levels", 1, 0, 16, 4, -16, 15, HP_I8, Kind::kNone, 0},
-    {"u6 by 32", 1, 0, 32, 0, -32, 31, HP_F16, Kind::kNone, 0},
-    {"u6 by 16 in two levels", 1, 0, 16, 4, -32, 31, HP_I8, Kind::kNone, 0},
-    {"u6 by row, offsets", 1, 0, 0, 0, -32, 31, HP_F32, Kind::kOwn, 0},
-    {"i8 by 32", 1, 0, 32, 0, -128, 127, HP_F16, Kind::kNone, 0},
-    {"i8 by 32, offsets", 1, 0, 32, 0, -128, 127, HP_BF16, Kind::kOwn, 0},
-    {"i8 by row", 1, 0, 0, 0, -128, 127, HP_F32, Kind::kNone, 0},
-    {"i8 codebook", 1, 0, 32, 0, -128, 127, HP_F16, Kind::kNone, 127},
-};
+constexpr int64_t kMost = 33;  // rows of activations
 
-// Rows that int8 with a scale per 16 (or 32) columns holds exactly: the first of every 16 is the largest.
-std::vector<float> activations(int64_t rows, int64_t columns, int64_t stride, Random &random) {
-  std::vector<float> x((std::size_t)(rows * stride), NAN);
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t k = 0; k < columns; k++)
-      x[r * stride + k] = (float)(k % 16 ? random.below(255) - 127 : random.below(2) ? 127 : -127) / (float)(16 << r % 3);
+// `held`: rows that int8 with a scale per 16 (or 32) columns holds exactly: the first of every 16 is the largest. Otherwise
+// numbers whose sums round, so that another order of adding up shows.
+std::vector<float> activations(int64_t columns, int64_t stride, bool held, Random &random) {
+  std::vector<float> x((std::size_t)(kMost * stride), NAN);
+  for (int64_t r = 0; r < kMost; r++)
+    for (int64_t k = 0; k < columns; k++) {
+      const int64_t code = k % 16 ? random.below(255) - 127 : random.below(2) ? 127 : -127;
+      x[r * stride + k] = held ? (float)code / (float)(16 << r % 3) : random.fine();
+    }
   return x;
 }
 
-bool linear_of(hp_pool *pool, const Kind &kind, int64_t n, int64_t k, bool exact, Random &random, Verdict &verdict) {
+// What every product gave, by its name.
+using Results = std::map<std::string, std::vector<float>>;
+
+struct Product {
+  hp_pool *pool;
+  hp_weight *packed;
+  int64_t n, k, x_stride, out_stride;
+  std::vector<float> bias, residual;
+
+  // The first `rows` rows of x: [kMost, out_stride], 7 where nothing was written. Empty where no kernel takes it.
+  std::vector<float> of(const std::vector<float> &x, int64_t rows) const {
+    std::vector<float> out((std::size_t)(kMost * out_stride), 7.f);
+    hp_op op = fixed(HP_LINEAR, rows);
+    void *const p[] = {(void *)x.data(), packed, (void *)bias.data(), out.data(), (void *)residual.data()};
+    std::copy(p, p + 5, op.p);
+    op.i[0] = k, op.i[1] = n, op.i[2] = x_stride, op.i[3] = out_stride, op.i[4] = n;
+    if (!play(pool, op)) out.clear();
+    return out;
+  }
+};
+
+// One row's results against plain loops.
+void compare(const Product &product, const Weight &weight, const float *x, int64_t row, const float *out,
+             const std::string &what, Verdict &verdict) {
+  for (int64_t j = 0; j < product.n; j++) {
+    const double b = product.bias[j], added = product.residual[row * product.n + j];
+    double sum = b + added, size = std::fabs(b) + std::fabs(added);
+    for (int64_t c = 0; c < product.k; c++) {
+      const double a = x[c], code = weight.codes[j * product.k + c], offset = weight.offsets[j * product.k + c];
+      sum += a * (code + offset);
+      size += std::fabs(a) * (std::fabs(code) + std::fabs(offset));
+    }
+    verdict.see(out[j], sum, size * 8 * kUlp + 1e-30, what);
+  }
+}
+
+bool linear_of(hp_pool *pool, const Kind &kind, int64_t n, int64_t k, bool exact, Random &random, Verdict &verdict,
+               Results &results) {
   const Weight weight(kind, n, k, random);
   hp_weight *packed = hp_weight_new(pool, &weight.matrix, exact);
   const std::string what = std::string(kind.name) + (exact ? " exact " : " ") + std::to_string(n) + " x " + std::to_string(k);
@@ -96,44 +115,37 @@ bool linear_of(hp_pool *pool, const Kind &kind, int64_t n, int64_t k, bool exact
     std::printf("%s: no kernel takes it\n", what.c_str());
     return false;
   }
-  constexpr int64_t most = 30;
-  const int64_t x_stride = k + 3, out_stride = n + 2;
-  const std::vector<float> x = activations(most, k, x_stride, random);
-  std::vector<float> bias((std::size_t)n), residual((std::size_t)(most * n)), whole;
-  for (float &b : bias) b = random.coarse();
-  for (float &r : residual) r = random.coarse();
-  for (int64_t rows : {(int64_t)30, (int64_t)1, (int64_t)2, (int64_t)3, (int64_t)4, (int64_t)5, (int64_t)6, (int64_t)7,
-                       (int64_t)8, (int64_t)9}) {
-    std::vector<float> out((std::size_t)(most * out_stride), 7.f);
-    hp_op op = fixed(HP_LINEAR, rows);
-    void *const p[] = {(void *)x.data(), packed, bias.data(), out.data(), residual.data()};
-    std::copy(p, p + 5, op.p);
-    op.i[0] = k, op.i[1] = n, op.i[2] = x_stride, op.i[3] = out_stride, op.i[4] = n;
-    if (!play(pool, op)) return false;
-    for (int64_t r = 0; r < rows; r++) {
-      for (int64_t j = 0; j < n && rows == most; j++) {
-        const double b = bias[j], added = residual[r * n + j];
-        double sum = b + added, size = std::fabs(b) + std::fabs(added);
-        for (int64_t c = 0; c < k; c++) {
-          const double a = x[r * x_stride + c], code = weight.codes[j * k + c], offset = weight.offsets[j * k + c];
-          sum += a * (code + offset);
-          size += std::fabs(a) * (std::fabs(code) + std::fabs(offset));
-        }
-        verdict.see(out[r * out_stride + j], sum, size * 8 * kUlp + 1e-30, what);
+  Product product{pool, packed, n, k, k + 3, n + 2, std::vector<float>((std::size_t)n), {}};
+  product.residual.resize((std::size_t)(kMost * n));
+  for (float &b : product.bias) b = random.coarse();
+  for (float &r : product.residual) r = random.coarse();
+  bool played = true;
+  for (bool held : {true, false}) {
+    const std::vector<float> x = activations(k, product.x_stride, held, random);
+    std::vector<float> whole;
+    for (int64_t rows : {kMost, (int64_t)1, (int64_t)2, (int64_t)3, (int64_t)4, (int64_t)5, (int64_t)6, (int64_t)7, (int64_t)8,
+                         (int64_t)9, (int64_t)16}) {
+      if (!held && n < kMost) break;
+      const std::string name = what + (held ? ", " : ", rounding, ") + std::to_string(rows) + " rows";
+      const std::vector<float> &out = results[name] = product.of(x, rows);
+      if (out.empty()) played = false;
+      if (!played) break;
+      if (rows == kMost) whole = out;
+      for (int64_t r = 0; r < rows; r++) {
+        const float *row = &out[r * product.out_stride];
+        if (held && rows == kMost) compare(product, weight, &x[r * product.x_stride], r, row, name, verdict);
+        for (int64_t j = n; j < product.out_stride; j++) verdict.see(row[j], 7, 1e-9, name + ": behind a row");
+        // Alone or among others, a row has the same bits.
+        if (std::memcmp(row, &whole[r * product.out_stride], (std::size_t)n * 4))
+          verdict.see(1, 0, 1e-9, name + ": other bits than among " + std::to_string(kMost));
       }
-      for (int64_t j = n; j < out_stride; j++) verdict.see(out[r * out_stride + j], 7, 1e-9, what + " behind a row");
-      if (rows == most) continue;
-      // Alone or among others, a row has the same bits.
-      if (std::memcmp(&out[r * out_stride], &whole[r * out_stride], (std::size_t)n * 4))
-        verdict.see(1, 0, 1e-9, what + ", " + std::to_string(rows) + " rows: other bits than among 30");
     }
-    if (rows == most) whole = out;
   }
   hp_weight_free(packed);
-  return true;
+  return played;
 }
 
-bool linear(hp_pool *pool, const char *variant) {
+bool linear(hp_pool *pool, const char *variant, Results &results) {
   Random random{1};
   Verdict verdict{variant, "linear"};
   bool played = true;
@@ -142,9 +154,21 @@ bool linear(hp_pool *pool, const char *variant) {
       for (int64_t k : {1, 3, 32, 34, 97, 192}) {
         const int64_t step = kind.group * (kind.super_group ? kind.super_group : 1);
         if (kind.packing && (step ? k % step : kind.packing == 2 && k % 2)) continue;
-        for (bool exact : {false, true}) played = played && linear_of(pool, kind, n, k, exact, random, verdict);
+        for (bool exact : {false, true}) played = played && linear_of(pool, kind, n, k, exact, random, verdict, results);
       }
   return verdict.say() && played;
+}
+
+// Whether two variants give the same bits in every product.
+bool same(const char *variant, const char *kernel, const Results &ours, const Results &theirs) {
+  Verdict verdict{variant, kernel};
+  for (const auto &[name, out] : ours) {
+    const auto other = theirs.find(name);
+    const bool lacks = other == theirs.end() || other->second.size() != out.size();
+    for (std::size_t k = 0; k < out.size(); k++)
+      verdict.see(lacks || std::memcmp(&out[k], &other->second[k], 4) != 0, 0, 0.5, name + ": 1 for other bits");
+  }
+  return verdict.say();
 }
 
 bool norm(hp_pool *pool, const char *variant) {
@@ -354,6 +378,7 @@ int main() {
   hp_pool *pool = hp_pool_new(2, nullptr);
   bool good = pool != nullptr;
   const std::string variants = hp_variants();
+  std::map<std::string, Results> results;  // of each variant
   for (std::size_t at = 0; at < variants.size() && pool;) {
     const std::size_t space = variants.find(' ', at);
     const std::string name = variants.substr(at, space - at);
@@ -364,8 +389,11 @@ int main() {
       continue;
     }
     if (!hp_use(name.c_str())) return std::printf("%s cannot be used\n", name.c_str()), 1;
-    for (auto *kernel : {linear, norm, rope, attention, sample}) good = kernel(pool, name.c_str()) && good;
+    good = linear(pool, name.c_str(), results[name]) && good;
+    for (auto *kernel : {norm, rope, attention, sample}) good = kernel(pool, name.c_str()) && good;
   }
+  // The matrix instructions add up the same numbers in the same order.
+  if (results.count("i8mm")) good = same("i8mm", "as dotprod", results["i8mm"], results["dotprod"]) && good;
   hp_pool_free(pool);
   std::puts(good ? "all of it agrees" : "FAILED");
   return good ? 0 : 1;

@@ -69,6 +69,33 @@ struct Kind {
   int codebook;  // its largest entry, 0: none
 };
 
+inline const Kind kKinds[] = {
+    {"f32", 0, HP_F32, 0, 0, 0, 0, 0, Kind::kNone, 0},
+    {"f16", 0, HP_F16, 0, 0, 0, 0, 0, Kind::kNone, 0},
+    {"bf16", 0, HP_BF16, 0, 0, 0, 0, 0, Kind::kNone, 0},
+    {"u4 by 32", 2, 0, 32, 0, 0, 15, HP_F16, Kind::kNone, 0},
+    {"u4 by 32, offsets", 2, 0, 32, 0, 0, 15, HP_F16, Kind::kOwn, 0},
+    {"u4 by 32, zero point", 2, 0, 32, 0, 0, 15, HP_BF16, Kind::kZero, 0},
+    {"u4 by 16, offsets", 2, 0, 16, 0, 0, 15, HP_F32, Kind::kOwn, 0},
+    {"u4 by 64", 2, 0, 64, 0, 0, 15, HP_F16, Kind::kNone, 0},
+    {"u4 in two levels", 2, 0, 32, 2, 0, 15, HP_U8, Kind::kOwn, 0},
+    {"u4 codebook", 2, 0, 32, 0, 0, 15, HP_F16, Kind::kNone, 127},
+    {"u4 small codebook", 2, 0, 32, 0, 0, 15, HP_F16, Kind::kNone, 32},
+    {"u4 by row", 2, 0, 0, 0, 0, 15, HP_F16, Kind::kOwn, 0},
+    {"u5 by 32", 1, 0, 32, 0, -16, 15, HP_F16, Kind::kNone, 0},
+    {"u5 by 32, offsets", 1, 0, 32, 0, 0, 31, HP_F16, Kind::kOwn, 0},
+    {"u5 by 16 in two levels", 1, 0, 16, 4, -16, 15, HP_I8, Kind::kNone, 0},
+    {"u6 by 32", 1, 0, 32, 0, -32, 31, HP_F16, Kind::kNone, 0},
+    {"u6 by 16 in two levels", 1, 0, 16, 4, -32, 31, HP_I8, Kind::kNone, 0},
+    {"u6 by row, offsets", 1, 0, 0, 0, -32, 31, HP_F32, Kind::kOwn, 0},
+    {"u6 by 16, offsets", 1, 0, 16, 0, -32, 31, HP_F16, Kind::kOwn, 0},
+    {"i8 by 32", 1, 0, 32, 0, -128, 127, HP_F16, Kind::kNone, 0},
+    {"i8 by 32, offsets", 1, 0, 32, 0, -128, 127, HP_BF16, Kind::kOwn, 0},
+    {"i8 by row", 1, 0, 0, 0, -128, 127, HP_F32, Kind::kNone, 0},
+    {"i8 by 16, offsets", 1, 0, 16, 0, -128, 127, HP_F16, Kind::kOwn, 0},
+    {"i8 codebook", 1, 0, 32, 0, -128, 127, HP_F16, Kind::kNone, 127},
+};
+
 struct Weight {
   int64_t rows, columns;
   std::vector<double> codes, offsets;  // [rows, columns]: a weight is codes + offsets, each with the scale in it

@@ -65,6 +65,35 @@ double multiply_floats(int64_t passes, float &sink) {
   return (double)(passes * kDepth * kColumns * kVectorsWide * W);
 }
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+
+// Two rows by two tokens, as the quantized products of two and more tokens have them (gemm_matrix.h).
+double multiply_integers(int64_t passes, float &sink) {
+  constexpr int kSide = 4, kDepth = 64, kBytes = 16;
+  alignas(64) int8_t rows[kDepth * kSide * kBytes], tokens[kDepth * kSide * kBytes];
+  std::memset(rows, 1, sizeof rows);
+  std::memset(tokens, 1, sizeof tokens);
+  int32x4_t total = vdupq_n_s32(0);
+  for (int64_t pass = 0; pass < passes; pass++) {
+    int32x4_t sums[kSide][kSide] = {};
+    for (int depth = 0; depth < kDepth; depth++) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kSide; c++) {
+        const int8x16_t token = vld1q_s8(tokens + (depth * kSide + c) * kBytes);
+#pragma GCC unroll 4
+        for (int r = 0; r < kSide; r++)
+          sums[c][r] = vmmlaq_s32(sums[c][r], vld1q_s8(rows + (depth * kSide + r) * kBytes), token);
+      }
+    }
+    for (const auto &column : sums)
+      for (const int32x4_t &s : column) total = vaddq_s32(total, s);
+  }
+  sink += (float)vaddvq_s32(total);
+  return (double)(passes * kDepth * kSide * kSide * 2 * kBytes);
+}
+
+#else
+
 // Slices by quads as the quantized products have them, without unpacking and scales. Codes and activations are ones, so
 // that the 16-bit sums of some variants stay below their limit between two `clear`s.
 double multiply_integers(int64_t passes, float &sink) {
@@ -103,6 +132,8 @@ double multiply_integers(int64_t passes, float &sink) {
   sink += sum(total);
   return (double)(passes * kDepth * kPanels * kTile * kBytes);
 }
+
+#endif
 
 void ceiling(const hp_op &op, int64_t, const hp_batch *, const Worker &w) {
   char *memory = (char *)op.p[0];

@@ -177,7 +177,11 @@ static inline void widen(Wide a, vf *out) {
 
 #elif defined(__ARM_FEATURE_DOTPROD)
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr int kTile = 8;  // in pairs: gemm_matrix.h
+#else
 constexpr int kTile = 4;
+#endif
 struct Slice { int8x16_t v[4]; };
 struct Signed { int8x16_t v[4]; };
 struct Quad { int8x16_t v; };

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "gemm.h"
+#include "gemm_matrix.h"
 
 HP_BEGIN
 
@@ -109,12 +110,123 @@ void tile(const Panel &p, const int8_t *x, const float *s, float *out) {
   std::memcpy(out, acc, sizeof acc);
 }
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+
+// Rows 8 * half .. of slices v and v + 1 of a block as they were stored, in pairs of rows by 8 columns.
+template <Codes K>
+__attribute__((always_inline)) static inline Slice stored_pairs(const uint8_t *block, int v, int half, const int8_t *table) {
+  if constexpr (K == Codes::kU4 || K == Codes::kTable4 || K == Codes::kTable6) {
+    // Interleaved while two codes share a byte: half as many instructions.
+    const uint8_t *at = block + (v & 3) * kSliceBytes;
+    const Slice both = interleave(load_slice(at), load_slice(at + kSliceBytes), half);
+    const Slice codes = v < 4 ? low_nibbles(both) : high_nibbles(both);
+    if constexpr (K == Codes::kU4) return codes;
+    else return look_up(codes, table);
+  } else {
+    return interleave(stored<K>(block, v, table), stored<K>(block, v + 1, table), half);
+  }
+}
+
+// Adds what rows 4q .. 4q + 3 of a block at `w` make of it to acc [pair][row pair][2 x 2]. Codes of every kind fit int8,
+// so that all are multiplied as signed ones.
+template <Codes K, bool Halves, bool Offset, int C>
+__attribute__((always_inline)) static inline void add_rows(const uint8_t *w, int q, const int8_t *table,
+                                                           const Tokens<C> &t, const float *d, const float *m,
+                                                           float *acc) {
+  constexpr int pairs = Tokens<C>::kPairs;
+  constexpr bool once = !Halves && !Offset;  // as in `tile`
+  vi sum[2][2][pairs];                       // [half of the block][row pair][pair of tokens]
+#pragma GCC unroll 2
+  for (int part = 0; part < 2; part++)
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++)
+#pragma GCC unroll kUnroll
+      for (int c = 0; c < pairs; c++) sum[part][i][c] = is_based(K) ? t.start[part][c] : vi{};
+#pragma GCC unroll 2
+  for (int eight = 0; eight < 2; eight++)
+#pragma GCC unroll 2
+    for (int part = 0; part < 2; part++) {
+      const Slice rows = stored_pairs<K>(w, 4 * part + 2 * eight, q / 2, table);
+#pragma GCC unroll kUnroll
+      for (int c = 0; c < pairs; c++)
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++)
+          sum[part][i][c] = (vi)vmmlaq_s32((int32x4_t)sum[part][i][c], rows.v[2 * (q & 1) + i], t.x[part][eight][c]);
+    }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; i++) {
+    const vf low = by_rows(load(d + 4 * q), i), high = Halves ? by_rows(load(d + kRows + 4 * q), i) : low;
+    const vf low_offset = Offset ? by_rows(load(m + 4 * q), i) : vf{};
+    const vf high_offset = Offset && Halves ? by_rows(load(m + kRows + 4 * q), i) : vf{};
+#pragma GCC unroll kUnroll
+    for (int c = 0; c < pairs; c++) {
+      float *at = acc + (c * kRowPairs + 2 * q + i) * W;
+      const vf first = to_float(sum[0][i][c]), second = to_float(sum[1][i][c]);
+      vf a = load(at);
+      if constexpr (once) {
+        a = fma(low, fma(second, t.scale[1][c], first * t.scale[0][c]), a);
+      } else {
+        a = fma(low * t.scale[0][c], first, a);
+        if constexpr (Halves && Offset) a = fma(low_offset, t.sum[0][c], a);
+        a = fma(high * t.scale[1][c], second, a);
+        if constexpr (Offset) a = fma(Halves ? high_offset : low_offset, t.sum[Halves][c], a);
+      }
+      store(at, a);
+    }
+  }
+}
+
+// As `tile`, for two columns of activations and more.
+template <Codes K, bool Halves, bool Offset, int C>
+void tile_in_pairs(const Panel &p, const int8_t *x, const float *s, float *out) {
+  alignas(64) float acc[Tokens<C>::kPairs * kRowPairs * W] = {};
+  const uint8_t *w = p.codes, *ahead = p.ahead;
+  const float *d = p.scales, *m = p.offsets;
+  int64_t until = p.blocks_per_scale;
+  for (int64_t b = 0; b < p.blocks; b++) {
+    for (int64_t line = 0; line < p.ahead_step; line += 64) __builtin_prefetch(ahead + line, 0, 3);
+    ahead += p.ahead_step;
+    if (!Halves && b == until) {
+      d += kRows;
+      m += kRows;
+      until += p.blocks_per_scale;
+    }
+    Tokens<C> tokens;
+    load_tokens<Halves, Offset, is_based(K)>(tokens, x, s);
+#pragma GCC unroll 4
+    for (int q = 0; q < kRows / 4; q++) {
+      // Tokens and float sums wait in memory: integer sums need the registers.
+      if constexpr (C > 2) asm volatile("" : : "r"(&tokens), "r"(acc) : "memory");
+      add_rows<K, Halves, Offset>(w, q, p.table, tokens, d, m, acc);
+    }
+    if constexpr (Halves) {
+      d += 2 * kRows;
+      m += 2 * kRows;
+    }
+    w += unit_bytes(K);
+    x += C * kBlock;
+    s += C * scales_per_block(Halves, is_based(K));
+  }
+  separate<C>(acc, out);
+}
+
+#endif
+
 using Tile = void (*)(const Panel &, const int8_t *, const float *, float *);
 
 template <Codes K, bool Halves, bool Offset>
 Tile tile_of_width(int64_t width) {
   switch (width) {
     case 1: return tile<K, Halves, Offset, 1>;
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    case 2: return tile_in_pairs<K, Halves, Offset, 2>;
+    case 3: return tile_in_pairs<K, Halves, Offset, 3>;
+    case 4: return tile_in_pairs<K, Halves, Offset, 4>;
+    case 5: return tile_in_pairs<K, Halves, Offset, 5>;
+    case 6: return tile_in_pairs<K, Halves, Offset, 6>;
+    case 7: return tile_in_pairs<K, Halves, Offset, 7>;
+    default: return tile_in_pairs<K, Halves, Offset, 8>;
+#else
     case 2: return tile<K, Halves, Offset, 2>;
     case 3: return tile<K, Halves, Offset, 3>;
 #if defined(__AVX512F__)
@@ -124,6 +236,7 @@ Tile tile_of_width(int64_t width) {
     case 8: return tile<K, Halves, Offset, 8>;
 #endif
     default: return tile<K, Halves, Offset, 4>;
+#endif
   }
 }
 

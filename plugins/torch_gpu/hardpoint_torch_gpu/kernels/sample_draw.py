@@ -19,6 +19,7 @@ from hardpoint_torch_gpu.kernels.sample_pieces import (
     from_key,
     inverse_of,
     order_key,
+    piece_of,
     row_best,
     scale_of,
     sound,
@@ -81,9 +82,7 @@ def _kept(
         tl.store(sum_ptr + place, tl.full([], 0, tl.int64))
         tl.store(equal_ptr + place, 0)
     else:
-        column = piece * BLOCK + tl.arange(0, BLOCK)
-        inside = column < vocab
-        x = tl.load(x_ptr + row * vocab + column, mask=inside, other=float("-inf"))
+        x, _, inside = piece_of(x_ptr, row, piece, vocab, BLOCK)
         key, weight = order_key(x), fixed_weight(x, from_key(best), inverse, SCALE)
         above = (key > edge) & ((x - top) * inverse >= floor)
         tl.store(sum_ptr + place, tl.sum(tl.where(above, weight, 0), 0))

@@ -51,6 +51,7 @@ from hardpoint_torch_gpu.kernels.sample_pieces import (
     from_key,
     inverse_of,
     order_key,
+    piece_of,
     row_best,
     scale_of,
     warps_of,
@@ -68,6 +69,19 @@ PROGRAMS = 1024
 CHUNK, WARPS = 2048, 4
 
 
+@triton.jit
+def _asked(best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, row, vocab, pieces, PAD: tl.constexpr):
+    """Of a row: temperature, largest key, tokens that top-k keeps, top-p."""
+    limit = limit_of(tl.load(top_k_ptr + row), vocab)
+    return tl.load(temperature_ptr + row), row_best(best_ptr, row, pieces, PAD), limit, tl.load(top_p_ptr + row)
+
+
+@triton.jit
+def _reaches(best, last, top, inverse):
+    """Whether the piece with the largest key at `best` has tokens in the bins up to `last`."""
+    return bin_of(depth_of(from_key(tl.load(best)), top, inverse)) <= last
+
+
 @triton.jit(do_not_specialize=["each"])
 def _count(
     x_ptr, best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, work_ptr, vocab, pieces, each,
@@ -75,16 +89,13 @@ def _count(
 ):  # fmt: skip
     """Tokens per bin, and the weight of all where top-p asks for it."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature, best = tl.load(temperature_ptr + row), row_best(best_ptr, row, pieces, PAD)
-    limit, top_p = limit_of(tl.load(top_k_ptr + row), vocab), tl.load(top_p_ptr + row)
+    temperature, best, limit, top_p = _asked(best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, row, vocab, pieces, PAD)
     if searched(temperature, limit, top_p, best, vocab) == 0:
         return
     floor, top, inverse = floor_of(tl.load(min_p_ptr + row)), from_key(best), inverse_of(temperature)
     counts, weight = tl.zeros([BINS], tl.int32), tl.zeros([BLOCK], tl.int64)
     for piece in range(part * each, tl.minimum(part * each + each, pieces)):
-        column = piece * BLOCK + tl.arange(0, BLOCK)
-        inside = column < vocab
-        x = tl.load(x_ptr + row * vocab + column, mask=inside, other=float("-inf"))
+        x, _, inside = piece_of(x_ptr, row, piece, vocab, BLOCK)
         counts += tl.histogram(bin_of(depth_of(x, top, inverse)), BINS, mask=inside)
         if top_p < 1.0:
             weight += weight_left(x, top, inverse, floor, SCALE)
@@ -101,8 +112,7 @@ def _divide(
 ):  # fmt: skip
     """In which bins the filters can end; if those hold many, tokens per part of them, and the weight above them."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature, best = tl.load(temperature_ptr + row), row_best(best_ptr, row, pieces, PAD)
-    limit, top_p = limit_of(tl.load(top_k_ptr + row), vocab), tl.load(top_p_ptr + row)
+    temperature, best, limit, top_p = _asked(best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, row, vocab, pieces, PAD)
     if searched(temperature, limit, top_p, best, vocab) == 0:
         return
     work, floor = work_ptr + row * COLUMNS, floor_of(tl.load(min_p_ptr + row))
@@ -114,10 +124,8 @@ def _divide(
     top, inverse = from_key(best), inverse_of(temperature)
     counts, weight = tl.zeros([FINE], tl.int32), tl.zeros([BLOCK], tl.int64)
     for piece in range(part * each, tl.minimum(part * each + each, pieces)):
-        if bin_of(depth_of(from_key(tl.load(best_ptr + row * pieces + piece)), top, inverse)) <= last:
-            column = piece * BLOCK + tl.arange(0, BLOCK)
-            inside = column < vocab
-            x = tl.load(x_ptr + row * vocab + column, mask=inside, other=float("-inf"))
+        if _reaches(best_ptr + row * pieces + piece, last, top, inverse):
+            x, _, inside = piece_of(x_ptr, row, piece, vocab, BLOCK)
             depth = depth_of(x, top, inverse)
             place = bin_of(depth)
             near = inside & (place >= first) & (place <= last)
@@ -136,8 +144,7 @@ def _list(
 ):  # fmt: skip
     """The keys among which the filters end, how many and between which they are, and the weight above them."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature, best = tl.load(temperature_ptr + row), row_best(best_ptr, row, pieces, PAD)
-    limit, top_p = limit_of(tl.load(top_k_ptr + row), vocab), tl.load(top_p_ptr + row)
+    temperature, best, limit, top_p = _asked(best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, row, vocab, pieces, PAD)
     if searched(temperature, limit, top_p, best, vocab) == 0:
         return
     work, floor = work_ptr + row * COLUMNS, floor_of(tl.load(min_p_ptr + row))
@@ -148,10 +155,8 @@ def _list(
     top, inverse = from_key(best), inverse_of(temperature)
     weight = tl.zeros([BLOCK], tl.int64)
     for piece in range(part * each, tl.minimum(part * each + each, pieces)):
-        if bin_of(depth_of(from_key(tl.load(best_ptr + row * pieces + piece)), top, inverse)) <= last:
-            column = piece * BLOCK + tl.arange(0, BLOCK)
-            inside = column < vocab
-            x = tl.load(x_ptr + row * vocab + column, mask=inside, other=float("-inf"))
+        if _reaches(best_ptr + row * pieces + piece, last, top, inverse):
+            x, _, inside = piece_of(x_ptr, row, piece, vocab, BLOCK)
             above, within = where_in(x, top, inverse, first, last, fine_first, fine_last)
             if top_p < 1.0:
                 weight += tl.where(inside & above, weight_left(x, top, inverse, floor, SCALE), 0)
@@ -242,8 +247,7 @@ def _edge(
     floor_ptr, vocab, pieces, room, SCALE: tl.constexpr, PAD: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    temperature, best = tl.load(temperature_ptr + row), row_best(best_ptr, row, pieces, PAD)
-    limit, top_p = limit_of(tl.load(top_k_ptr + row), vocab), tl.load(top_p_ptr + row)
+    temperature, best, limit, top_p = _asked(best_ptr, temperature_ptr, top_k_ptr, top_p_ptr, row, vocab, pieces, PAD)
     floor = floor_of(tl.load(min_p_ptr + row))
     tl.store(floor_ptr + row, floor)
     edge, kept = tl.full([], LOWEST, tl.int64), tl.full([], BEYOND, tl.int64)

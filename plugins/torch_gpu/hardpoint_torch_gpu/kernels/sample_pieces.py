@@ -60,6 +60,14 @@ def row_best(best_ptr, row, pieces, PAD: tl.constexpr):
 
 
 @triton.jit
+def piece_of(x_ptr, row, piece, vocab, BLOCK: tl.constexpr):
+    """Logits of a piece, its tokens, and which of them there are."""
+    column = piece * BLOCK + tl.arange(0, BLOCK)
+    inside = column < vocab
+    return tl.load(x_ptr + row * vocab + column, mask=inside, other=float("-inf")), column, inside
+
+
+@triton.jit
 def _pieces(
     x_ptr, allowed_ptr, out_ptr, temperature_ptr, best_ptr, at_ptr, raw_ptr, sum_ptr, vocab, words, pieces,
     SCALE: tl.constexpr, ALLOWED: tl.constexpr, WRITE: tl.constexpr, SUMS: tl.constexpr, TEMPERED: tl.constexpr,
@@ -67,9 +75,7 @@ def _pieces(
 ):  # fmt: skip
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = row * pieces + piece
-    column = piece * BLOCK + tl.arange(0, BLOCK)
-    inside = column < vocab
-    x = tl.load(x_ptr + row * vocab + column, mask=inside, other=float("-inf"))
+    x, column, inside = piece_of(x_ptr, row, piece, vocab, BLOCK)
     if WRITE:
         tl.store(raw_ptr + place, tl.max(order_key(x), 0))
         if ALLOWED:

@@ -42,6 +42,19 @@ static inline auto fetch(const uint8_t *block, int v, const int8_t *table) {
   else return as_signed(stored<K>(block, v, table));
 }
 
+// Before block b: fetches a share of what is read later; scales and offsets go on after the last block that has them.
+template <bool Halves>
+__attribute__((always_inline)) static inline void enter(const Panel &p, int64_t b, const uint8_t *&ahead, const float *&d,
+                                                        const float *&m, int64_t &until) {
+  for (int64_t line = 0; line < p.ahead_step; line += 64) __builtin_prefetch(ahead + line, 0, 3);
+  ahead += p.ahead_step;
+  if (!Halves && b == until) {
+    d += kRows;
+    m += kRows;
+    until += p.blocks_per_scale;
+  }
+}
+
 // acc[c][row] of C columns of activations: x [block][C][32], s [block][which][C].
 template <Codes K, bool Halves, bool Offset, int C>
 void tile(const Panel &p, const int8_t *x, const float *s, float *out) {
@@ -57,13 +70,7 @@ void tile(const Panel &p, const int8_t *x, const float *s, float *out) {
   const float *d = p.scales, *m = p.offsets;
   int64_t until = p.blocks_per_scale;
   for (int64_t b = 0; b < p.blocks; b++) {
-    for (int64_t line = 0; line < p.ahead_step; line += 64) __builtin_prefetch(ahead + line, 0, 3);
-    ahead += p.ahead_step;
-    if (!Halves && b == until) {
-      d += kRows;
-      m += kRows;
-      until += p.blocks_per_scale;
-    }
+    enter<Halves>(p, b, ahead, d, m, until);
 #pragma GCC unroll kUnroll
     for (int part = 0; part < 2; part++) {
       Sum sum[C];
@@ -184,13 +191,7 @@ void tile_in_pairs(const Panel &p, const int8_t *x, const float *s, float *out) 
   const float *d = p.scales, *m = p.offsets;
   int64_t until = p.blocks_per_scale;
   for (int64_t b = 0; b < p.blocks; b++) {
-    for (int64_t line = 0; line < p.ahead_step; line += 64) __builtin_prefetch(ahead + line, 0, 3);
-    ahead += p.ahead_step;
-    if (!Halves && b == until) {
-      d += kRows;
-      m += kRows;
-      until += p.blocks_per_scale;
-    }
+    enter<Halves>(p, b, ahead, d, m, until);
     Tokens<C> tokens;
     load_tokens<Halves, Offset, is_based(K)>(tokens, x, s);
 #pragma GCC unroll 4

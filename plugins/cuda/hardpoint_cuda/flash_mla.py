@@ -8,10 +8,11 @@ graph holds it; it wants pages of 64 tokens in which the latent and the rope key
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ _WIDTHS = (512, 64)
 _DTYPES = (torch.bfloat16, torch.float16)
 #: Tokens per page of FlashMLA, and the compute capability that it is for.
 _PAGE, _HOPPER = 64, (9, 0)
+_TOLD = f"decodes by FlashMLA with --page-tokens {_PAGE}, by Triton with other pages"
 
 
 @dataclass(frozen=True)
@@ -141,33 +143,61 @@ def flash_prompts(
     return None
 
 
-def flash_decode(
-    q: torch.Tensor,
-    rope: torch.Tensor,
-    new: tuple[torch.Tensor, torch.Tensor] | None,
-    latents: torch.Tensor,
-    keys: torch.Tensor,
-    plan: GpuPlan,
-    group: int,
-    scale: float,
-    out: torch.Tensor,
-) -> None:
-    """As `mla_decode`, by FlashMLA where the step holds decodes alone and the cache has its form."""
-    whole = joined(latents, keys)
-    unlike = latents.dtype is not q.dtype or latents.shape[1] != _PAGE or q.shape[1] != len(plan.lengths)
-    if new is None or whole is None or unlike:
-        return mla_decode(q, rope, new, latents, keys, plan, group, scale, out)
-    library = importlib.import_module("flash_mla")
-    store(new[0][:, None], new[1][:, None], plan.slots[group], latents, keys, plan.page_tokens)
-    queries = torch.cat((q.transpose(0, 1), rope), dim=-1)[:, None]  # [T, 1, h, 576]
-    lengths = plan.lengths.clamp(min=1)  # a row of padding sees page 0, which belongs to nobody
-    # In each layer anew: a graph that is replayed has other lengths each time.
-    schedule, splits = library.get_mla_metadata(lengths, q.shape[0], 1)
-    mixed, _ = library.flash_mla_with_kvcache(
-        queries, whole, plan.tables[group], lengths, _WIDTHS[0], schedule, splits, softmax_scale=scale, causal=False
-    )
-    out.copy_(mixed[:, 0].transpose(0, 1))
-    return None
+class FlashMlaDecode:
+    """As `mla_decode`, by FlashMLA where the step holds decodes alone and the cache has its form.
+
+    The library shares a step's keys out among multiprocessors on the GPU, which takes as long as attention of few rows
+    does. Layers of a step do it once: the first one with a plan for all that follow. In a graph that is what its first
+    layer finds at each replay; what was found before the recording is not taken into it.
+    """
+
+    def __init__(self) -> None:
+        self._schedules: WeakKeyDictionary[GpuPlan, dict[Hashable, tuple[torch.Tensor, Any]]] = WeakKeyDictionary()
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        rope: torch.Tensor,
+        new: tuple[torch.Tensor, torch.Tensor] | None,
+        latents: torch.Tensor,
+        keys: torch.Tensor,
+        plan: GpuPlan,
+        group: int,
+        scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        whole = joined(latents, keys)
+        unlike = latents.dtype is not q.dtype or latents.shape[1] != _PAGE or q.shape[1] != len(plan.lengths)
+        if new is None or whole is None or unlike:
+            return mla_decode(q, rope, new, latents, keys, plan, group, scale, out)
+        store(new[0][:, None], new[1][:, None], plan.slots[group], latents, keys, plan.page_tokens)
+        library = importlib.import_module("flash_mla")
+        lengths, schedule = self._schedule(library, plan, len(q))
+        queries = _with_rope(q, rope)[:, None]
+        mixed, _ = library.flash_mla_with_kvcache(
+            queries, whole, plan.tables[group], lengths, _WIDTHS[0], *schedule, softmax_scale=scale, causal=False
+        )
+        out.copy_(mixed[:, 0].transpose(0, 1))
+        return None
+
+    def _schedule(self, library: Any, plan: GpuPlan, heads: int) -> tuple[torch.Tensor, Any]:
+        """Lengths that the library takes, and what it calls its metadata."""
+        known, kind = self._schedules.setdefault(plan, {}), (heads, torch.cuda.is_current_stream_capturing())
+        if kind not in known:
+            lengths = plan.lengths.clamp(min=1)  # a row of padding sees page 0, which belongs to nobody
+            known[kind] = lengths, library.get_mla_metadata(lengths, heads, 1)
+        return known[kind]
+
+
+def _with_rope(q: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+    """q [h, T, c] and rope [T, h, dr] as [T, h, c + dr], where `TritonMla` has left room for it behind q."""
+    tokens, heads, turned = rope.shape
+    width = q.shape[-1]
+    if q.stride() != (width + turned, heads * (width + turned), 1):
+        return torch.cat((q.transpose(0, 1), rope), dim=-1)
+    whole = q.as_strided((tokens, heads, width + turned), (heads * (width + turned), width + turned, 1))
+    whole[..., width:] = rope
+    return whole
 
 
 class FlashInferMla(TritonMla):
@@ -192,7 +222,7 @@ class FlashMla(TritonMla):
 
     def __init__(self, planner: GpuPlanner, prompts: Prompts, beside: FlashInferMla | None) -> None:
         """beside: who says whether FlashInfer takes the prompts; None for Triton."""
-        super().__init__(planner, flash_decode, prompts)
+        super().__init__(planner, FlashMlaDecode(), prompts)
         self._beside = beside
         if beside is not None:
             self.name = "flashmla + flashinfer mla"
@@ -202,7 +232,7 @@ class FlashMla(TritonMla):
         if not why and self._beside is not None:
             answer = self._beside.supports(instance)
             why = "" if answer else answer.reason
-        return Support(False, why) if why else Support(True, f"decodes over pages of {_PAGE} tokens by FlashMLA")
+        return Support(False, why) if why else Support(True, _TOLD)
 
 
 class LatentCache(GpuStateCache):

@@ -121,8 +121,8 @@ class TritonMla(OpProvider):
                 self._with_prompts((q_nope, q_rope, latent, k_rope), state[pool_layer], plan, instance, w, out)
                 return out, state
             for some in _slices(tokens, heads, latent.shape[-1]):
-                absorbed = torch.bmm(q_nope[:, some].transpose(0, 1), w[0][some])
-                mixed = torch.empty_like(absorbed)
+                absorbed = _absorbed(q_nope[:, some], w[0][some], q_rope.shape[-1])
+                mixed = _by_token(absorbed)
                 given = (absorbed, q_rope[:, some], latent, k_rope, *state[pool_layer], mixed)
                 if isinstance(plan, Seam):
                     plan.cut(partial(attend, tuple(map(unowned, given))))
@@ -152,13 +152,27 @@ class TritonMla(OpProvider):
         for some in _slices(tokens, heads, latent.shape[-1]):
             rope = q_rope[:, some]
             if plan.rest is not None:
-                absorbed = torch.bmm(q_nope[:, some].transpose(0, 1), w[0][some])
-                mixed = torch.zeros_like(absorbed)
+                absorbed = _absorbed(q_nope[:, some], w[0][some], rope.shape[-1])
+                mixed = _by_token(absorbed).zero_()
                 self._decode(absorbed, rope, None, *cache, plan.rest, group, scale, mixed)
                 self._prompts(absorbed, rope, *cache, plan.rest, group, scale, mixed)
                 torch.bmm(mixed, w[1][some].transpose(1, 2), out=out[:, some].transpose(0, 1))
             k, v = (F.linear(latent, half[some].flatten(0, 1)).unflatten(-1, (-1, half.shape[1])) for half in w)
             mla_expanded(q_nope[:, some], rope, k, k_rope, v, plan.fresh, scale, out[:, some])
+
+
+def _absorbed(q: torch.Tensor, expand: torch.Tensor, room: int) -> torch.Tensor:
+    """q [T, h, dn] in the space of latents: [h, T, c], a view of [T, h, c + room], whose end may take rotated ones."""
+    tokens, heads, _ = q.shape
+    width = expand.shape[-1]
+    whole = torch.empty((tokens, heads, width + room), dtype=q.dtype, device=q.device)
+    return torch.bmm(q.transpose(0, 1), expand, out=whole[..., :width].transpose(0, 1))
+
+
+def _by_token(absorbed: torch.Tensor) -> torch.Tensor:
+    """Room for results of the shape of `absorbed`, [h, T, c], those of a token side by side."""
+    heads, tokens, width = absorbed.shape
+    return torch.empty((tokens, heads, width), dtype=absorbed.dtype, device=absorbed.device).transpose(0, 1)
 
 
 def _slices(tokens: int, heads: int, width: int) -> Iterator[slice]:

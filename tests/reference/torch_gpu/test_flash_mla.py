@@ -14,16 +14,18 @@ from hardpoint_cuda import flash_mla, flash_plans
 from hardpoint_cuda.flash_mla import (
     FlashInferMla,
     FlashMla,
+    FlashMlaDecode,
     FlashMlaPlan,
     FlashMlaPlanner,
     LatentCache,
+    _with_rope,
     flash_prompts,
     has_flash_mla,
     joined,
     mla_providers,
 )
 from hardpoint_torch_gpu.latent_plan import LatentPlan
-from hardpoint_torch_gpu.mla import mla_prefill
+from hardpoint_torch_gpu.mla import _absorbed, mla_prefill
 from hardpoint_torch_gpu.plan import GpuPlan, GpuPlanner
 
 from hardpoint_platforms.binding import ask
@@ -98,7 +100,11 @@ def flash_mla_with_kvcache(
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stand-ins for both packages; `on_disk` says whether FlashInfer's kernels are compiled."""
-    state = SimpleNamespace(on_disk=True, decodes=0)
+    state = SimpleNamespace(on_disk=True, decodes=0, schedules=0, capturing=False)
+
+    def scheduled(lengths: torch.Tensor, queries: int, heads: int) -> tuple[object, None]:
+        state.schedules += 1
+        return ("planned", len(lengths)), None
 
     def counted(*args: Any, **named: Any) -> Any:
         state.decodes += 1
@@ -112,7 +118,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "flashinfer.mla": {"BatchMLAPagedAttentionWrapper": Wrapper},
         "flash_mla": {
             "flash_mla_with_kvcache": counted,
-            "get_mla_metadata": lambda lengths, queries, heads: (("planned", len(lengths)), None),
+            "get_mla_metadata": scheduled,
         },
     }
     for name, parts in modules.items():
@@ -122,6 +128,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(flash_mla, "_WIDTHS", (32, 8))
     monkeypatch.setattr(flash_mla, "_WORKSPACE", 16)
     monkeypatch.setattr(flash_mla, "_PAGE", 4)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(synchronize=lambda: None, record=lambda: None))
     return state
 
@@ -168,6 +175,38 @@ def test_decodes_by_flash_mla(installed: SimpleNamespace, case: Sample) -> None:
     assert installed.decodes == (case.instance.where == "decode")
     agree(provider, case)
     assert installed.decodes == (case.instance.where == "decode"), "two tensors are not what it takes"
+
+
+def test_layers_of_a_step_are_scheduled_once(installed: SimpleNamespace) -> None:
+    """And a recording makes a schedule of its own: one from before it would be that of other lengths at each replay."""
+    decode, (case,) = FlashMlaDecode(), [case for case in SAMPLES if case.instance.where == "decode"]
+    q_nope, q_rope, latent, k_rope, ((latents, keys),), batch = side_by_side(case).make()
+    plan = GpuPlanner(UPLOAD).plan(batch)
+    absorbed = torch.randn((q_nope.shape[1], len(q_nope), latent.shape[-1]), dtype=q_nope.dtype)
+
+    def layer() -> None:
+        decode(absorbed, q_rope, (latent, k_rope), latents, keys, plan, 0, 0.1, torch.empty_like(absorbed))
+
+    layer()
+    layer()
+    assert (installed.decodes, installed.schedules) == (2, 1)
+    installed.capturing = True
+    layer()
+    layer()
+    assert installed.schedules == 2
+    plan = GpuPlanner(UPLOAD).plan(batch)
+    layer()
+    assert installed.schedules == 3
+
+
+def test_rotated_queries_go_behind_the_others() -> None:
+    q, expand, rope = torch.randn(5, 3, 6), torch.randn(3, 6, 16), torch.randn(5, 3, 4)
+    absorbed = _absorbed(q, expand, 4)
+    whole = _with_rope(absorbed, rope)
+    assert whole.data_ptr() == absorbed.data_ptr(), "copied"
+    assert torch.equal(whole, torch.cat((absorbed.transpose(0, 1), rope), -1))
+    assert torch.equal(_with_rope(absorbed.contiguous(), rope), whole)
+    torch.testing.assert_close(absorbed, torch.bmm(q.transpose(0, 1), expand))
 
 
 def test_both_together(installed: SimpleNamespace) -> None:

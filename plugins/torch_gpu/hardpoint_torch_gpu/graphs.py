@@ -217,7 +217,9 @@ class GraphProgram(Program):
         return self._put_off is not None
 
     def begin(self, inputs: StepInputs, state: State, weights: Weights) -> None:
-        likeness = (self.kind, self._bucket.sampling, (self._bucket.tokens - 1).bit_length())
+        tokens = self._bucket.tokens
+        fills = tokens & (tokens - 1) == 0  # a tile of products of few rows, which then masks none
+        likeness = (self.kind, self._bucket.sampling, (tokens - 1).bit_length(), fills)
         with torch.inference_mode():
             self._builder.ahead.begin(likeness, lambda: self._step(inputs, state, weights))
             for number, each in enumerate(rehearsed(inputs) if self.kind == _DECODE else ()):

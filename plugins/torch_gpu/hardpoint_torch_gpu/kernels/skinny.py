@@ -25,7 +25,7 @@ _COLUMNS, _STAGES = 128, 4
 @triton.jit(do_not_specialize=["tokens", "steps"])
 def _skinny(
     x_ptr, w_ptr, bias_ptr, y_ptr, parts_ptr, locks_ptr, rows, columns, tokens, steps, BIAS: tl.constexpr,
-    SHARED: tl.constexpr, EVEN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
+    SHARED: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -33,14 +33,17 @@ def _skinny(
     begin = split * steps * BLOCK_K
     left = columns - begin
     w_start = w_ptr + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * columns + begin + k[None, :]
-    x_start = x_ptr + tl.minimum(token, tokens - 1)[None, :] * columns + begin + k[:, None]
+    # Rows that are not there are not read: with all programs together x is read as often as w has tiles.
+    there = tl.full((1, BLOCK_M), True, tl.int1) if FULL else (token < tokens)[None, :]
+    x_start = x_ptr + token[None, :] * columns + begin + k[:, None]
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     after_others(AHEAD)
     for step in tl.range(0, steps, num_stages=STAGES):
         at = step * BLOCK_K
         inside = k < left - at
-        w = _columns(w_start + at, inside[None, :], EVEN)
-        total = tl.dot(w, _columns(x_start + at, inside[:, None], EVEN), total, input_precision="ieee")
+        w = _load(w_start + at, inside[None, :], EVEN)
+        x = _load(x_start + at, there if EVEN else there & inside[:, None], EVEN and FULL)
+        total = tl.dot(w, x, total, input_precision="ieee")
     if BIAS:
         bias = tl.load(bias_ptr + n, mask=n < rows, other=0.0).to(tl.float32)[:, None]
     else:
@@ -53,8 +56,8 @@ def _skinny(
 
 
 @triton.jit
-def _columns(pointers, inside, EVEN: tl.constexpr):
-    return tl.load(pointers) if EVEN else tl.load(pointers, mask=inside, other=0.0)
+def _load(pointers, inside, ALL: tl.constexpr):
+    return tl.load(pointers) if ALL else tl.load(pointers, mask=inside, other=0.0)
 
 
 def _shape(rows: int, height: int, limits: Limits) -> tuple[int, int, int]:
@@ -83,8 +86,8 @@ def skinny(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch
         parts = torch.empty(splits * tiles * block_n * height, dtype=torch.float32, device=x.device)
     _skinny[(tiles, splits)](
         x, w, w if bias is None else bias, y, parts, _locks(x.device), rows, columns, tokens, steps,
-        BIAS=bias is not None, SHARED=splits > 1, EVEN=columns == splits * steps * _COLUMNS, BLOCK_N=block_n,
-        BLOCK_M=height, BLOCK_K=_COLUMNS, STAGES=stages, num_warps=warps, **ahead(x),
+        BIAS=bias is not None, SHARED=splits > 1, EVEN=columns == splits * steps * _COLUMNS, FULL=tokens == height,
+        BLOCK_N=block_n, BLOCK_M=height, BLOCK_K=_COLUMNS, STAGES=stages, num_warps=warps, **ahead(x),
     )  # fmt: skip
     return y
 

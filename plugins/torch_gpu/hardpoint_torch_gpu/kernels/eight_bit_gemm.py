@@ -17,6 +17,7 @@ from hardpoint_platforms.quant import Rounding
 from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
 from hardpoint_torch_gpu.kernels.quant_codes import finish
 from hardpoint_torch_gpu.kernels.round_input import Rounded, round_rows
+from hardpoint_torch_gpu.kernels.rows import read_rows
 from hardpoint_torch_gpu.limits import limits_of
 
 #: Fewest rows of w per tile that shares its columns among programs.
@@ -158,7 +159,7 @@ def _eight_bit_dot(
     values_ptr, scales_ptr, x_ptr, x_scales_ptr, bias_ptr, y_ptr, parts_ptr, locks_ptr,
     rows, columns, tokens, stride, tiles_m, steps,
     INTEGER: tl.constexpr, GROUP: tl.constexpr, X_GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
-    BIAS: tl.constexpr, EVEN: tl.constexpr, SHARED: tl.constexpr, UNIFORM: tl.constexpr,
+    BIAS: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, SHARED: tl.constexpr, UNIFORM: tl.constexpr,
     REPEAT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
@@ -169,18 +170,18 @@ def _eight_bit_dot(
     row, token = tl.minimum(n, rows - 1), tl.minimum(m, tokens - 1)
     scale_row = tile * BLOCK_N if UNIFORM else row
     w_start = values_ptr + row.to(tl.int64)[:, None] * columns
-    x_start = x_ptr + token.to(tl.int64)[None, :] * columns
+    there, x_start = (m < tokens)[None, :], x_ptr + token.to(tl.int64)[None, :] * columns
     total = empty_sums(BLOCK_N, BLOCK_M, INTEGER, WHOLE)
     last = tl.minimum((split + 1) * steps, tl.cdiv(columns, BLOCK_K))
     after_others(AHEAD)
     for step in tl.range(split * steps, last, num_stages=STAGES):
         k = step * BLOCK_K + tl.arange(0, BLOCK_K)
-        if EVEN:
-            w = tl.load(w_start + k[None, :])
-            x = tl.load(x_start + k[:, None])
-        else:
-            w = tl.load(w_start + k[None, :], mask=k[None, :] < columns, other=0.0)
-            x = tl.load(x_start + k[:, None], mask=k[:, None] < columns, other=0.0)
+        w = (
+            tl.load(w_start + k[None, :])
+            if EVEN
+            else tl.load(w_start + k[None, :], mask=k[None, :] < columns, other=0.0)
+        )
+        x = read_rows(x_start, k[:, None], there, columns, EVEN, FULL)
         total = added(
             total, w, x, scales_ptr, x_scales_ptr, scale_row, token, step * BLOCK_K, stride, tokens,
             GROUP, X_GROUP, GROUP_ROWS, UNIFORM, REPEAT,
@@ -225,8 +226,9 @@ def eight_bit_dot(x: Rounded, weight: EightBitWeight, bias: torch.Tensor | None,
     _eight_bit_dot[(tiles_n * tiles_m, splits)](
         weight.values, weight.scales, x.codes, x.scales, y if bias is None else bias, y, parts, weight.locks,
         rows, columns, tokens, weight.scales.shape[1], tiles_m, steps,
-        **weight.switches, BIAS=bias is not None, EVEN=columns % cut.columns == 0, SHARED=splits > 1,
-        UNIFORM=weight.group_rows % cut.rows == 0, REPEAT=repeats(cut.tokens, cut.warps * limits.wave),
-        BLOCK_N=cut.rows, BLOCK_M=cut.tokens, BLOCK_K=cut.columns, STAGES=stages, num_warps=cut.warps, **ahead(y),
+        **weight.switches, BIAS=bias is not None, EVEN=columns % cut.columns == 0, FULL=tokens % cut.tokens == 0,
+        SHARED=splits > 1, UNIFORM=weight.group_rows % cut.rows == 0,
+        REPEAT=repeats(cut.tokens, cut.warps * limits.wave), BLOCK_N=cut.rows, BLOCK_M=cut.tokens,
+        BLOCK_K=cut.columns, STAGES=stages, num_warps=cut.warps, **ahead(y),
     )  # fmt: skip
     return y

@@ -19,6 +19,7 @@ from hardpoint_torch_gpu.kernels.eight_bit_gemm import EightBitWeight, added, em
 from hardpoint_torch_gpu.kernels.quant_codes import codes
 from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight, decoded, read_words, register_dot
 from hardpoint_torch_gpu.kernels.round_input import Rounded
+from hardpoint_torch_gpu.kernels.rows import read_rows
 from hardpoint_torch_gpu.limits import limits_of
 
 #: Slots that a program of `_route` looks at in a turn, where there are few and where there are many.
@@ -219,10 +220,7 @@ def _grouped(
     sums = empty_sums(BLOCK_N, BLOCK_M, INTEGER, WHOLE)
     for step in tl.range(0, tl.cdiv(columns, BLOCK_K), num_stages=STAGES):
         k = step * BLOCK_K + tl.arange(0, BLOCK_K)
-        if EVEN:
-            x = tl.load(x_start + k[:, None])
-        else:
-            x = tl.load(x_start + k[:, None], mask=k[:, None] < columns, other=0.0)
+        x = read_rows(x_start, k[:, None], (place < end)[None, :], columns, EVEN, False)
         w = _weights(
             w_ptr, scales_ptr, offsets_ptr, book_ptr, row, k, step * BLOCK_K, columns, planes, groups, stride, dtype,
             QUANT, BYTES, TABLE, FLOATS, SIGNED, OFFSET, GROUP, EVEN,

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
 from hardpoint_torch_gpu.kernels.quant_codes import codes, finish
+from hardpoint_torch_gpu.kernels.rows import read_rows
 from hardpoint_torch_gpu.limits import limits_of
 
 #: Rows of a packed weight are padded to a multiple of this: no tile is higher.
@@ -122,16 +123,16 @@ def _quant_dot(
     values_ptr, scales_ptr, offsets_ptr, book_ptr, x_ptr, bias_ptr, y_ptr, parts_ptr, locks_ptr,
     rows, columns, tokens, planes, groups, stride, tiles_m, steps,
     BYTES: tl.constexpr, TABLE: tl.constexpr, FLOATS: tl.constexpr, SIGNED: tl.constexpr, OFFSET: tl.constexpr,
-    GROUP: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr, LATE: tl.constexpr, SHARED: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
+    GROUP: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, LATE: tl.constexpr,
+    SHARED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECE: tl.constexpr,
+    STAGES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     C: tl.constexpr = 16 if BYTES else 32
     tile, split = tl.program_id(0) // tiles_m, tl.program_id(1)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     token = (tl.program_id(0) % tiles_m) * BLOCK_M + tl.arange(0, BLOCK_M)
-    x_start = x_ptr + tl.minimum(token, tokens - 1).to(tl.int64) * columns
+    there, x_start = (token < tokens)[None, :], x_ptr + token.to(tl.int64)[None, :] * columns
     ones = tl.full((BLOCK_N, PIECE), 1.0, dtype)
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     after_others(AHEAD)
@@ -139,10 +140,7 @@ def _quant_dot(
         for part in tl.static_range(BLOCK_K // PIECE):
             first = step * BLOCK_K + part * PIECE
             k = first + tl.arange(0, PIECE)
-            if EVEN:
-                x = tl.load(x_start[None, :] + k[:, None])
-            else:
-                x = tl.load(x_start[None, :] + k[:, None], mask=k[:, None] < columns, other=0.0)
+            x = read_rows(x_start, k[:, None], there, columns, EVEN, FULL)
             w = read_words(values_ptr, first, planes, stride, n, PIECE, C, EVEN)
             q = codes(w, book_ptr, dtype, BYTES, TABLE, FLOATS, SIGNED)
             if LATE:
@@ -240,7 +238,7 @@ def quant_dot(
         weight.values, weight.scales, weight.offsets, weight.book, x, y if bias is None else bias, y, parts,
         weight.locks, weight.rows, columns, tokens, planes, weight.scales.shape[0], stride, tiles_m, steps,
         **weight.switches, BIAS=bias is not None, EVEN=columns == splits * steps * step,
-        LATE=tiles.late, SHARED=splits > 1, BLOCK_N=tiles.rows, BLOCK_M=tiles.tokens, BLOCK_K=step,
-        PIECE=piece, STAGES=stages, num_warps=tiles.warps, **ahead(x),
+        FULL=tokens % tiles.tokens == 0, LATE=tiles.late, SHARED=splits > 1, BLOCK_N=tiles.rows, BLOCK_M=tiles.tokens,
+        BLOCK_K=step, PIECE=piece, STAGES=stages, num_warps=tiles.warps, **ahead(x),
     )  # fmt: skip
     return y

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
 from hardpoint_torch_gpu.kernels.quant_codes import finish
+from hardpoint_torch_gpu.kernels.rows import read_rows
 from hardpoint_torch_gpu.limits import Limits, limits_of
 
 #: Most rows of x.
@@ -32,17 +33,14 @@ def _skinny(
     n, token, k = tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     begin = split * steps * BLOCK_K
     left = columns - begin
-    w_start = w_ptr + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * columns + begin + k[None, :]
-    # Rows that are not there are not read: with all programs together x is read as often as w has tiles.
-    there = tl.full((1, BLOCK_M), True, tl.int1) if FULL else (token < tokens)[None, :]
-    x_start = x_ptr + token[None, :] * columns + begin + k[:, None]
+    w_start = w_ptr + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * columns + begin
+    there, x_start = (token < tokens)[None, :], x_ptr + token[None, :] * columns + begin
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     after_others(AHEAD)
     for step in tl.range(0, steps, num_stages=STAGES):
         at = step * BLOCK_K
-        inside = k < left - at
-        w = _load(w_start + at, inside[None, :], EVEN)
-        x = _load(x_start + at, there if EVEN else there & inside[:, None], EVEN and FULL)
+        w = read_rows(w_start, (at + k)[None, :], True, left, EVEN, True)
+        x = read_rows(x_start, (at + k)[:, None], there, left, EVEN, FULL)
         total = tl.dot(w, x, total, input_precision="ieee")
     if BIAS:
         bias = tl.load(bias_ptr + n, mask=n < rows, other=0.0).to(tl.float32)[:, None]
@@ -53,11 +51,6 @@ def _skinny(
     area = BLOCK_N * BLOCK_M
     parts = parts_ptr + tile * area + tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
     finish(total, bias, y, mask, parts, tl.num_programs(0) * area, locks_ptr + tile, split, tl.num_programs(1), SHARED)
-
-
-@triton.jit
-def _load(pointers, inside, ALL: tl.constexpr):
-    return tl.load(pointers) if ALL else tl.load(pointers, mask=inside, other=0.0)
 
 
 def _shape(rows: int, height: int, limits: Limits) -> tuple[int, int, int]:

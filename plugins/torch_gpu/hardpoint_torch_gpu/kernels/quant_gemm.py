@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -19,6 +20,9 @@ from hardpoint_torch_gpu.limits import limits_of
 
 #: Rows of a packed weight are padded to a multiple of this: no tile is higher.
 ROWS = 128
+#: Rows of x from which a tile is filled up with zeros: that costs 2 microseconds, and asking for each row whether it is
+#: there a third of the product.
+_WHOLE = 128
 
 
 @dataclass(frozen=True)
@@ -221,6 +225,8 @@ def quant_dot(
     """x [M, K], contiguous -> [M, rows] of `dtype`. The sums are float32, each row's the same whatever the others."""
     tokens, columns = x.shape
     y = torch.empty((tokens, weight.rows), dtype=dtype, device=x.device)
+    if (short := -tokens % tiles.tokens) and tiles.tokens >= _WHOLE:
+        x = F.pad(x, (0, 0, 0, short))
     planes, stride, _ = weight.values.shape
     tiles_n, tiles_m = triton.cdiv(weight.rows, tiles.rows), triton.cdiv(tokens, tiles.tokens)
     limits = limits_of(x.device)
@@ -238,7 +244,7 @@ def quant_dot(
         weight.values, weight.scales, weight.offsets, weight.book, x, y if bias is None else bias, y, parts,
         weight.locks, weight.rows, columns, tokens, planes, weight.scales.shape[0], stride, tiles_m, steps,
         **weight.switches, BIAS=bias is not None, EVEN=columns == splits * steps * step,
-        FULL=tokens % tiles.tokens == 0, LATE=tiles.late, SHARED=splits > 1, BLOCK_N=tiles.rows, BLOCK_M=tiles.tokens,
+        FULL=len(x) % tiles.tokens == 0, LATE=tiles.late, SHARED=splits > 1, BLOCK_N=tiles.rows, BLOCK_M=tiles.tokens,
         BLOCK_K=step, PIECE=piece, STAGES=stages, num_warps=tiles.warps, **ahead(x),
     )  # fmt: skip
     return y

@@ -11,6 +11,7 @@ from hardpoint_torch_gpu.dense import TableEmbedding, TorchLinear, TorchLogits
 from hardpoint_torch_gpu.experts import TritonExperts
 from hardpoint_torch_gpu.few_rows import FewRows
 from hardpoint_torch_gpu.gated_mlp import EightBitMlp
+from hardpoint_torch_gpu.last_resort import GpuSdpa
 from hardpoint_torch_gpu.latent_plan import LatentPlanner
 from hardpoint_torch_gpu.measured import Measurements
 from hardpoint_torch_gpu.mla import TritonMla
@@ -37,6 +38,7 @@ def triton_providers(
     planner = GpuPlanner(device.upload)
     return (
         TritonAttention(planner),
+        GpuSdpa(device.to_device),
         TritonMla(LatentPlanner(device.upload)),
         TritonConvState(planner),
         TritonSsmScan(planner),

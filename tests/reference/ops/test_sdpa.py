@@ -1,4 +1,4 @@
-"""The processor's attention on random ragged batches against the reference: blocks, windows, padding, cache dtypes."""
+"""Attention on torch's own function on ragged batches against the reference: blocks, windows, padding, cache dtypes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardpoint_cpu.ops.attention import CpuAttention
-from hardpoint_cpu.ops.attention_plan import CpuPlanner, Need
 from hardpoint_platforms.batch import AttentionBatch
 from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import WeightSpec
 from hardpoint_platforms.ops.samples import PagedRows
 from hardpoint_platforms.reference.providers import reference_providers
+from hardpoint_platforms.reference.sdpa import SdpaAttention
+from hardpoint_platforms.reference.sdpa_plan import Need, SdpaPlanner
 
 pytestmark = pytest.mark.reference
 
@@ -65,7 +65,7 @@ def hide(part: torch.Tensor, batch: AttentionBatch, garbage: float) -> None:
 def compare(rows: PagedRows, batch: AttentionBatch | None = None, **options: Any) -> None:
     batch = batch or rows.batch()
     reference = next(p for p in reference_providers() if p.op == "attention")
-    ours, state = attend(CpuAttention(), batch, rows.num_pages, **options)
+    ours, state = attend(SdpaAttention(), batch, rows.num_pages, **options)
     theirs, wanted = attend(reference, batch, rows.num_pages, **options)
     real = batch.num_tokens
     torch.testing.assert_close(ours[:real], theirs[:real], atol=3e-5, rtol=1e-4)
@@ -133,13 +133,13 @@ def test_pages_next_to_each_other(rows: tuple[tuple[int, int], ...], window: int
 
 def test_rows_of_like_length_share_a_block_and_others_do_not() -> None:
     batch = PagedRows(((2000, 1), (1990, 1), (1500, 1), (30, 1), (4, 1)), page_tokens=16).batch()
-    part = CpuPlanner().plan(batch).part(Need(0, None, torch.float32, False))
+    part = SdpaPlanner(lambda tensor: tensor).plan(batch).part(Need(0, None, torch.float32, False))
     assert [rows.keys.rows for rows in part.decode] == [3, 2]
     assert sorted(int(token) for rows in part.decode for token in rows.tokens) == [0, 1, 2, 3, 4]
 
 
 def test_index_work_is_done_once_per_step() -> None:
-    plan = CpuPlanner().plan(PagedRows(((20, 1), (3, 1))).batch())
+    plan = SdpaPlanner(lambda tensor: tensor).plan(PagedRows(((20, 1), (3, 1))).batch())
     full = Need(0, None, torch.float32, False)
     assert plan.part(full) is plan.part(Need(0, None, torch.float32, False))
     assert plan.part(full) is not plan.part(Need(0, 4, torch.float32, False))

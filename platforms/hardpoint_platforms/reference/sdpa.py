@@ -1,4 +1,6 @@
-"""Paged attention on torch's scaled_dot_product_attention: write the new keys and values, gather, attend.
+"""Paged attention on torch's scaled_dot_product_attention, for any device of torch: store what is new, gather, attend.
+
+Steps are planned on the host, so that no graph can hold them.
 
 Soft-capped scores and attention sinks are outside that function; they take a plain masked softmax over the same plan.
 """
@@ -10,9 +12,10 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from hardpoint_cpu.ops.attention_plan import CpuPlan, CpuPlanner, GroupPlan, KeySource, Need, PrefillRequest
 from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed
 from hardpoint_platforms.ops.provider import AttentionPlanner, OpProvider, Support
+from hardpoint_platforms.reference.plan import Put
+from hardpoint_platforms.reference.sdpa_plan import GroupPlan, KeySource, Need, PrefillRequest, SdpaPlan, SdpaPlanner
 from hardpoint_platforms.state_cache import State
 from hardpoint_platforms.versioning import Version
 
@@ -20,15 +23,16 @@ from hardpoint_platforms.versioning import Version
 _Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, bool], torch.Tensor]
 
 
-class CpuAttention(OpProvider):
+class SdpaAttention(OpProvider):
     """Full and sliding-window attention with grouped heads, soft cap and sinks; ALiBi is left to the reference."""
 
-    name = "cpu sdpa"
+    name = "torch sdpa"
     op = "attention"
     version = Version(1, 0)
 
-    def __init__(self) -> None:
-        self._planner = CpuPlanner()
+    def __init__(self, put: Put = lambda tensor: tensor) -> None:
+        """`put`: a plan's host tensor on the device; where the device computes on the host's, nothing."""
+        self._planner = SdpaPlanner(put)
 
     def supports(self, instance: OpInstance) -> Support:
         attrs = instance.attrs
@@ -50,7 +54,7 @@ class CpuAttention(OpProvider):
         standard = _standard(scale, grouped)
 
         def kernel(
-            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: State, plan: CpuPlan, w: Packed = ()
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: State, plan: SdpaPlan, w: Packed = ()
         ) -> tuple[torch.Tensor, State]:
             step = plan.part(need)
             keys, values = state[pool_layer]

@@ -130,12 +130,12 @@ def _attention(call: Call, attrs: Mapping[str, Any], item: int) -> Cost | None:
 
 
 def _rotary_attention(call: Call, attrs: Mapping[str, Any], item: int) -> Cost | None:
-    """Attention, a row of the table and a position for each token, and the weights of norms."""
+    """Attention, a row of the table and a position for each token, and what weights there are beside the table."""
     inner = _attention(call, attrs, item)
     if inner is None:
         return None
-    norms = sum(math.prod(spec.shape) * 4 for name, spec in call.instance.weights.items() if name != "table")
-    return Cost(inner.bytes + call.rows * (attrs["rotary_dim"] * 4 + 8) + norms, inner.multiply_adds)
+    others = sum(math.prod(spec.shape) * 4 for name, spec in call.instance.weights.items() if name != "table")
+    return Cost(inner.bytes + call.rows * (attrs["rotary_dim"] * 4 + 8) + others, inner.multiply_adds)
 
 
 def _mla(call: Call, attrs: Mapping[str, Any], item: int) -> Cost | None:

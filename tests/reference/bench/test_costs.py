@@ -58,6 +58,20 @@ def instance(op: str, *shapes: tuple[int, ...], scheme: QuantScheme | None = Non
             ),
             Cost((24 + 12 + 12 + 24) * 4 + 9 * 16, 9 * 2 * 8),
         ),
+        # likewise, and 2 numbers of the table and a position for each of 3 tokens, and two norms of 4 numbers
+        (
+            Call(
+                instance(
+                    "rotary_attention", (99, 2), (4,), (4,),
+                    heads=2, kv_heads=1, head_dim=4, v_head_dim=4, scale=1.0, rotary_dim=2, norm="rms",
+                ),
+                3,
+                (24, 12, 12, 3),
+                824,
+                attended=Attended(9, 6, 3, 2),
+            ),
+            Cost((24 + 12 + 12 + 24) * 4 + 9 * 16 + 3 * 16 + 32, 9 * 2 * 8),
+        ),
         (
             Call(
                 instance(

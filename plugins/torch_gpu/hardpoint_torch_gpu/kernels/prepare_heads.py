@@ -30,49 +30,31 @@ class HeadRule:
 
 
 @triton.jit
-def _weighed(y, key, q_weight_ptr, k_weight_ptr, d, inside, Q_WEIGHT: tl.constexpr, K_WEIGHT: tl.constexpr,
-             PLUS_ONE: tl.constexpr):  # fmt: skip
-    """Numbers `d` of normed heads times the weights of queries or keys."""
-    if Q_WEIGHT:
-        w = tl.load(q_weight_ptr + d, mask=inside, other=0.0).to(tl.float32)[None, :]
-        y = tl.where(key, y, y * (w + 1.0 if PLUS_ONE else w))
-    if K_WEIGHT:
-        w = tl.load(k_weight_ptr + d, mask=inside, other=0.0).to(tl.float32)[None, :]
-        y = tl.where(key, y * (w + 1.0 if PLUS_ONE else w), y)
+def _weighed(y, weight_ptr, d, inside, WEIGHT: tl.constexpr, PLUS_ONE: tl.constexpr):
+    """Numbers `d` of normed heads times theirs of the weight."""
+    if WEIGHT:
+        w = tl.load(weight_ptr + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+        y = y * (w + 1.0 if PLUS_ONE else w)
     return y
 
 
 @triton.jit
-def _prepare(
-    q_ptr, k_ptr, v_ptr, positions_ptr, table_ptr, q_weight_ptr, k_weight_ptr, slots_ptr, keys_ptr, values_ptr, eps,
-    q_row, q_head, k_row, k_head, v_row, v_head, page_k, slot_k, head_k, page_v, slot_v, head_v,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
-    START: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, STEP: tl.constexpr, APART: tl.constexpr,
-    STILL: tl.constexpr, STILL_PAD: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr, CENTER: tl.constexpr,
-    MEAN: tl.constexpr, PLUS_ONE: tl.constexpr, Q_WEIGHT: tl.constexpr, K_WEIGHT: tl.constexpr, ROWS: tl.constexpr,
-    AHEAD: tl.constexpr,
+def _turn(
+    x_ptr, x_head, out_ptr, out_head, weight_ptr, head, there, cos, sin, eps,
+    D: tl.constexpr, START: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, STEP: tl.constexpr,
+    APART: tl.constexpr, STILL: tl.constexpr, STILL_PAD: tl.constexpr, NORM: tl.constexpr, CENTER: tl.constexpr,
+    MEAN: tl.constexpr, PLUS_ONE: tl.constexpr, WEIGHT: tl.constexpr, IN_PLACE: tl.constexpr,
 ):  # fmt: skip
-    """Heads of one token: queries where they lie, then keys, each with the values of its head, into their pages."""
-    token = tl.program_id(0).to(tl.int64)
-    head, pair = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, HALF_PAD)
-    still, dv = tl.arange(0, STILL_PAD), tl.arange(0, DV_PAD)
-    query, kv = head < HEADS, head - HEADS
-    key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    """Heads `head` of a token normed and rotated, where they are `there`; IN_PLACE: out is where they came from."""
+    pair, still = tl.arange(0, HALF_PAD), tl.arange(0, STILL_PAD)
     turns, keeps = pair < HALF, still < STILL
-    position = tl.load(positions_ptr + token)
-    cos = tl.load(table_ptr + position * (2 * HALF) + pair, mask=turns, other=0.0)[None, :]
-    sin = tl.load(table_ptr + position * (2 * HALF) + HALF + pair, mask=turns, other=0.0)[None, :]
-    place = tl.load(slots_ptr + token)
-    page, slot = (place // PAGE).to(tl.int64), place % PAGE
-    after_others(AHEAD)
-
-    d_low, d_still = START + pair * STEP, still + (2 * HALF if START == 0 else 0)
-    here = (query | key)[:, None]
-    given = tl.where(query, q_ptr + token * q_row + head * q_head, k_ptr + token * k_row + kv * k_head)[:, None]
-    low = tl.load(given + d_low[None, :], mask=here & turns[None, :], other=0.0)
-    high = tl.load(given + APART + d_low[None, :], mask=here & turns[None, :], other=0.0)
+    low_at, still_at = START + pair * STEP, still + (2 * HALF if START == 0 else 0)
+    here, rests = there[:, None] & turns[None, :], there[:, None] & keeps[None, :]
+    given, target = x_ptr + (head * x_head)[:, None], out_ptr + (head * out_head)[:, None]
+    low = tl.load(given + low_at[None, :], mask=here, other=0.0)
+    high = tl.load(given + (low_at + APART)[None, :], mask=here, other=0.0)
     if STILL > 0:
-        rest = tl.load(given + d_still[None, :], mask=here & keeps[None, :], other=0.0)
+        rest = tl.load(given + still_at[None, :], mask=rests, other=0.0)
     if NORM:
         x, y = low.to(tl.float32), high.to(tl.float32)
         if STILL > 0:
@@ -90,33 +72,58 @@ def _prepare(
         if MEAN:
             square = square / D
         factor = (1.0 / tl.sqrt(square + eps))[:, None]
-        keyed = key[:, None]
-        x = _weighed(x * factor, keyed, q_weight_ptr, k_weight_ptr, d_low, turns, Q_WEIGHT, K_WEIGHT, PLUS_ONE)
-        y = _weighed(y * factor, keyed, q_weight_ptr, k_weight_ptr, d_low + APART, turns, Q_WEIGHT, K_WEIGHT, PLUS_ONE)
         # Rounded before they are rotated, as norms of their own round them.
-        low, high = x.to(low.dtype), y.to(high.dtype)
+        low = _weighed(x * factor, weight_ptr, low_at, turns, WEIGHT, PLUS_ONE).to(low.dtype)
+        high = _weighed(y * factor, weight_ptr, low_at + APART, turns, WEIGHT, PLUS_ONE).to(high.dtype)
         if STILL > 0:
-            z = _weighed(z * factor, keyed, q_weight_ptr, k_weight_ptr, d_still, keeps, Q_WEIGHT, K_WEIGHT, PLUS_ONE)
-            rest = z.to(rest.dtype)
+            rest = _weighed(z * factor, weight_ptr, still_at, keeps, WEIGHT, PLUS_ONE).to(rest.dtype)
     x, y = low.to(tl.float32), high.to(tl.float32)
     low, high = (x * cos - y * sin).to(low.dtype), (y * cos + x * sin).to(high.dtype)
-
-    cached = (keys_ptr + page * page_k + slot * slot_k + kv * head_k)[:, None]
-    turned, stored = query[:, None] & turns[None, :], key[:, None] & turns[None, :]
-    tl.store(given + d_low[None, :], low, mask=turned)
-    tl.store(given + APART + d_low[None, :], high, mask=turned)
-    tl.store(cached + d_low[None, :], low.to(keys_ptr.dtype.element_ty), mask=stored)
-    tl.store(cached + APART + d_low[None, :], high.to(keys_ptr.dtype.element_ty), mask=stored)
+    tl.store(target + low_at[None, :], low.to(out_ptr.dtype.element_ty), mask=here)
+    tl.store(target + (low_at + APART)[None, :], high.to(out_ptr.dtype.element_ty), mask=here)
     if STILL > 0:
-        if NORM:
-            tl.store(given + d_still[None, :], rest, mask=query[:, None] & keeps[None, :])
-        tl.store(
-            cached + d_still[None, :], rest.to(keys_ptr.dtype.element_ty), mask=key[:, None] & keeps[None, :]
+        if NORM or not IN_PLACE:
+            tl.store(target + still_at[None, :], rest.to(out_ptr.dtype.element_ty), mask=rests)
+
+
+@triton.jit
+def _prepare(
+    q_ptr, k_ptr, v_ptr, positions_ptr, table_ptr, q_weight_ptr, k_weight_ptr, slots_ptr, keys_ptr, values_ptr, eps,
+    q_row, q_head, k_row, k_head, v_row, v_head, page_k, slot_k, head_k, page_v, slot_v, head_v,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
+    START: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, STEP: tl.constexpr, APART: tl.constexpr,
+    STILL: tl.constexpr, STILL_PAD: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr, CENTER: tl.constexpr,
+    MEAN: tl.constexpr, PLUS_ONE: tl.constexpr, Q_WEIGHT: tl.constexpr, K_WEIGHT: tl.constexpr, ROWS: tl.constexpr,
+    AHEAD: tl.constexpr,
+):  # fmt: skip
+    """ROWS heads of one token: of queries where they lie, or of keys, with the values beside them, into their page."""
+    token = tl.program_id(0).to(tl.int64)
+    pair, dv = tl.arange(0, HALF_PAD), tl.arange(0, DV_PAD)
+    position = tl.load(positions_ptr + token)
+    cos = tl.load(table_ptr + position * (2 * HALF) + pair, mask=pair < HALF, other=0.0)[None, :]
+    sin = tl.load(table_ptr + position * (2 * HALF) + HALF + pair, mask=pair < HALF, other=0.0)[None, :]
+    place = tl.load(slots_ptr + token)
+    page, slot = (place // PAGE).to(tl.int64), place % PAGE
+    after_others(AHEAD)
+    number, query_programs = tl.program_id(1), tl.cdiv(HEADS, ROWS)
+    if number < query_programs:
+        head = number * ROWS + tl.arange(0, ROWS)
+        _turn(
+            q_ptr + token * q_row, q_head, q_ptr + token * q_row, q_head, q_weight_ptr, head, head < HEADS, cos, sin,
+            eps, D, START, HALF, HALF_PAD, STEP, APART, STILL, STILL_PAD, NORM, CENTER, MEAN, PLUS_ONE, Q_WEIGHT, True,
         )  # fmt: skip
-    valued = key[:, None] & (dv < DV)[None, :]
-    v = tl.load(v_ptr + token * v_row + (kv * v_head)[:, None] + dv[None, :], mask=valued, other=0.0)
-    target = (values_ptr + page * page_v + slot * slot_v + kv * head_v)[:, None] + dv[None, :]
-    tl.store(target, v.to(values_ptr.dtype.element_ty), mask=valued)
+    else:
+        head = (number - query_programs) * ROWS + tl.arange(0, ROWS)
+        there = head < KV_HEADS
+        _turn(
+            k_ptr + token * k_row, k_head, keys_ptr + page * page_k + slot * slot_k, head_k, k_weight_ptr, head, there,
+            cos, sin, eps, D, START, HALF, HALF_PAD, STEP, APART, STILL, STILL_PAD, NORM, CENTER, MEAN, PLUS_ONE,
+            K_WEIGHT, False,
+        )  # fmt: skip
+        inside = there[:, None] & (dv < DV)[None, :]
+        v = tl.load(v_ptr + token * v_row + (head * v_head)[:, None] + dv[None, :], mask=inside, other=0.0)
+        target = values_ptr + page * page_v + slot * slot_v + (head * head_v)[:, None] + dv[None, :]
+        tl.store(target, v.to(values_ptr.dtype.element_ty), mask=inside)
 
 
 def prepare_heads(
@@ -140,7 +147,7 @@ def prepare_heads(
     if not tokens:
         return
     half, still = rotated // 2, width - rotated
-    _prepare[(tokens, triton.cdiv(count + kv_count, _ROWS))](
+    _prepare[(tokens, triton.cdiv(count, _ROWS) + triton.cdiv(kv_count, _ROWS))](
         q, k, v, positions, table, table if q_weight is None else q_weight, table if k_weight is None else k_weight,
         slots, keys, values, rule.eps, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         keys.stride(0), keys.stride(1), keys.stride(2), values.stride(0), values.stride(1), values.stride(2),

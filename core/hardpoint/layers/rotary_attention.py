@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from hardpoint_platforms.program import Weights
 from hardpoint_platforms.state_cache import State
 
 #: q [T, h, d], k and v [T, hk, d].
-Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Heads = Sequence[torch.Tensor]
 
 
 class RotaryBlock:
@@ -39,7 +40,9 @@ class RotaryParts:
     __slots__ = ("_attend", "_k_norm", "_plan", "_q_norm", "_rope", "_rope_slot")
 
     def __init__(self, norms: tuple[Norm, Norm] | None, rope: Op | None, attend: Op) -> None:
-        self._q_norm, self._k_norm = norms or (None, None)
+        self._q_norm: Norm | None
+        self._k_norm: Norm | None
+        self._q_norm, self._k_norm = (None, None) if norms is None else norms
         self._rope = None if rope is None else rope.kernel
         self._rope_slot = -1 if rope is None else rope.slot
         self._attend, self._plan = attend.kernel, attend.plan

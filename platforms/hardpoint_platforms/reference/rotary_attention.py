@@ -1,4 +1,4 @@
-"""Norms of heads, rotation and paged attention as a block, spelled in the reference's own ops. For tests, as `blocks`."""
+"""Norms of heads, rotation and paged attention as a block, spelled in the reference's own ops. For tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hardpoint_platforms.state_cache import State
 
 
 def build_rotary_attention(instance: OpInstance) -> Kernel:
-    """rotary_attention(q[T, h, d], k[T, hk, d], v[T, hk, dv], positions[T], state, plan, w) -> (out[T, h, dv], state)."""
+    """rotary_attention(q[T, h, d], k, v[T, hk, dv], positions[T], state, plan, w) -> (out[T, h, dv], state)."""
     kind, eps = instance.attrs["norm"], instance.attrs["eps"]
     rope, attention = build_rope(instance), build_attention(instance)
 

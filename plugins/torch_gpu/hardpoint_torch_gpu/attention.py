@@ -39,7 +39,7 @@ Decodes = Callable[
     ],
     None,
 ]
-#: attend(q, new, keys, values, plan, sinks, out): of all rows of `plan`; `new` keys and values are stored, None if all are.
+#: attend(q, new, keys, values, plan, sinks, out): of all rows of `plan`; `new` as of `Decodes`, None if all are stored.
 Attend = Callable[
     [
         torch.Tensor,

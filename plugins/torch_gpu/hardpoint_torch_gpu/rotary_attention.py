@@ -65,7 +65,7 @@ class RotaryAttention(OpProvider):
             out = torch.empty((q.shape[0], q.shape[1], width), dtype=q.dtype, device=q.device)
             keys, values = state[pool_layer]
             if isinstance(plan, Seam):
-                kept = map(unowned, (q, k, v, positions, out))
+                kept = unowned(q), unowned(k), unowned(v), unowned(positions), unowned(out)
                 plan.cut(partial(prepare_and_attend, *kept, keys, values, w))
             else:
                 prepare_and_attend(q, k, v, positions, out, keys, values, w, plan)

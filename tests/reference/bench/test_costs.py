@@ -62,8 +62,17 @@ def instance(op: str, *shapes: tuple[int, ...], scheme: QuantScheme | None = Non
         (
             Call(
                 instance(
-                    "rotary_attention", (99, 2), (4,), (4,),
-                    heads=2, kv_heads=1, head_dim=4, v_head_dim=4, scale=1.0, rotary_dim=2, norm="rms",
+                    "rotary_attention",
+                    (99, 2),
+                    (4,),
+                    (4,),
+                    heads=2,
+                    kv_heads=1,
+                    head_dim=4,
+                    v_head_dim=4,
+                    scale=1.0,
+                    rotary_dim=2,
+                    norm="rms",
                 ),
                 3,
                 (24, 12, 12, 3),

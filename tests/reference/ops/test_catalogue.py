@@ -89,7 +89,11 @@ def test_samples_run(name, dtype, providers):
         assert providers[name].supports(case.instance)
         results = list(_tensors(run(providers[name], case)))
         assert results
-        if name not in ("attention", "rotary_attention", "mla_attention"):  # their state holds whatever the sample put there
+        if name not in (
+            "attention",
+            "rotary_attention",
+            "mla_attention",
+        ):  # their state holds whatever the sample put there
             assert all(bool((t > -1e30).all()) for t in results if t.dtype.is_floating_point), case.instance.where
 
 

@@ -64,7 +64,8 @@ def note_packed(tokens: Iterable[int] = _TOKENS) -> None:
 
 
 def _attention(dtype: torch.dtype, width: int) -> None:
-    """32 heads over 8, two rows: prompts; heads made ready; one token each, stored by the kernel or before it, pages shared or not."""
+    """32 heads over 8, two rows: prompts; one token each, stored by the kernel or before it, pages shared or not; what
+    makes heads ready."""
     q = torch.empty(2, 32, width, dtype=dtype)
     new, cache = torch.empty(2, 8, width, dtype=dtype), torch.empty(64, 16, 8, width, dtype=dtype)
     paged_prefill.prefill(q, cache, cache, _plan(0, 2), 0, _RULE, None, q)

@@ -253,15 +253,16 @@ def served(folder: Path, *choices: KernelChoice) -> tuple[dict[str, list[int]], 
     tokens: dict[str, list[int]] = {"a": [], "b": []}
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     engine.add(EngineRequest(request_id="a", prompt=[5, 9, 11, 30, 7, 8, 2, 3, 4, 20], params=params))
-    last = Counter[Any]()
+    made = [Counter[Any]()]
     while engine.has_work:
-        with launches() as last:
+        with launches() as found:
+            made.append(found)
             for output in engine.step().outputs:
                 assert output.error is None, output.error
                 tokens[output.request_id] += output.token_ids
         if len(tokens["a"]) == 1 and not tokens["b"]:  # the next step is mixed
             engine.add(EngineRequest(request_id="b", prompt=[3, 1, 4, 1, 5], params=params))
-    return tokens, bound.ops.bindings, last
+    return tokens, bound.ops.bindings, made[-1]
 
 
 @pytest.mark.parametrize(("family", "norms"), [("llama", 0), ("qwen3", 2), ("gemma3_text", 2)])

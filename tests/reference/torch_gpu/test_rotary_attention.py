@@ -6,6 +6,7 @@ import inspect
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,9 +39,11 @@ from hardpoint.weights.checkpoint import open_checkpoint
 from hardpoint.worker.worker import PlacedModel, Worker, bind_model
 from hardpoint_platforms.binding import Binding, ask
 from hardpoint_platforms.choices import KernelChoice
+from hardpoint_platforms.conformance.checks import Wrong
+from hardpoint_platforms.conformance.contracts import compare
 from hardpoint_platforms.ops.attention import _case, _Shape
 from hardpoint_platforms.ops.catalogue import CONTRACTS
-from hardpoint_platforms.ops.contract import Sample
+from hardpoint_platforms.ops.contract import Kernel, OpInstance, Sample
 from hardpoint_platforms.ops.rotary_attention import _WAYS, _behind
 from hardpoint_platforms.ops.samples import PagedRows, run
 from hardpoint_platforms.reference.platform import ReferenceDevice
@@ -86,6 +89,36 @@ def test_agrees_with_the_reference(case: Sample) -> None:
 def test_decodes_with_padding_in_16_bits(way: Any) -> None:
     """Their plan has a row for each token: those of padding are stored in page 0 and attend nothing."""
     check(triton(), _behind(_case(torch.float16, "decodes", DECODES, _Shape(8, 2, 32, 32)), way))
+
+
+class Spoiled(RotaryAttention):
+    """Writes into its values, or leaves a step out."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(TritonAttention(GpuPlanner(ReferenceDevice().upload)))
+        self._fault = fault
+
+    def build(self, instance: OpInstance) -> Kernel:
+        attrs = instance.attrs | ({"interleaved": not instance.attrs["interleaved"]} if self._fault == "pairs" else {})
+        kernel = super().build(replace(instance, attrs=attrs))
+
+        def spoiled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> Any:
+            made = kernel(q, k, v, *others)
+            if self._fault == "values":
+                v.add_(1.0)
+            return made
+
+        return spoiled
+
+
+def test_the_kit_judges_it() -> None:
+    """In place is what the contract allows, and no more."""
+    case, tolerance = SAMPLES[2], CONTRACT.tolerance[torch.float32]
+    assert compare(ReferenceDevice(), triton(), case, tolerance).error < tolerance.atol
+    with pytest.raises(Wrong, match="changes its argument 'v'"):
+        compare(ReferenceDevice(), Spoiled("values"), case, tolerance)
+    with pytest.raises(Wrong, match="is off by"):
+        compare(ReferenceDevice(), Spoiled("pairs"), case, tolerance)
 
 
 def test_rows_that_share_pages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,21 @@ def test_products_are_held_against_their_own_ceiling() -> None:
             instance("attention", heads=4, kv_heads=2, head_dim=8, v_head_dim=8, scale=1.0, window=9),
             "attention 4/2 x 8 window 9",
         ),
+        (
+            instance(
+                "rotary_attention",
+                (99, 8),
+                heads=4,
+                kv_heads=2,
+                head_dim=8,
+                v_head_dim=8,
+                scale=1.0,
+                window=9,
+                rotary_dim=8,
+                norm="rms",
+            ),
+            "rotary_attention 4/2 x 8 window 9 rope 8 rms",
+        ),
     ],
 )
 def test_names_carry_sizes(op: OpInstance, name: str) -> None:

@@ -75,6 +75,7 @@ def _attention(dtype: torch.dtype, width: int) -> None:
         prepare_heads((q, new, new), places, HeadRule(False, False, kind, 0.1), weights, places.int(), cache, cache, 16)
     for stored, plan in itertools.product(((new, new), None), (_plan(4, 0), shared_plan(4))):
         paged_decode.PagedDecode()(q, stored, cache, cache, plan, 0, _RULE, None, q)
+    paged_decode.PagedDecode()(q, None, cache, cache, _plan(4, 2), 0, _RULE, None, q)  # beside prompts
 
 
 def _latents() -> None:

@@ -271,8 +271,10 @@ def folder_of(family: str, folder: Path) -> Path:
     return folder
 
 
-def served(folder: Path, *choices: KernelChoice) -> tuple[dict[str, list[int]], tuple[Binding, ...], Counter[Any]]:
-    """Greedy tokens of two requests, what was bound, and the launches of the last step, a decode."""
+def served(
+    folder: Path, *choices: KernelChoice
+) -> tuple[dict[str, list[int]], tuple[Binding, ...], list[Counter[Any]]]:
+    """Greedy tokens of two requests, what was bound, and the launches of each step."""
     config = EngineConfig(
         ModelConfig(str(folder), dtype="float32"),
         DeviceConfig("reference", kernels=choices),
@@ -286,7 +288,7 @@ def served(folder: Path, *choices: KernelChoice) -> tuple[dict[str, list[int]], 
     tokens: dict[str, list[int]] = {"a": [], "b": []}
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     engine.add(EngineRequest(request_id="a", prompt=[5, 9, 11, 30, 7, 8, 2, 3, 4, 20], params=params))
-    made = [Counter[Any]()]
+    made: list[Counter[Any]] = []
     while engine.has_work:
         with launches() as found:
             made.append(found)
@@ -295,12 +297,12 @@ def served(folder: Path, *choices: KernelChoice) -> tuple[dict[str, list[int]], 
                 tokens[output.request_id] += output.token_ids
         if len(tokens["a"]) == 1 and not tokens["b"]:  # the next step is mixed
             engine.add(EngineRequest(request_id="b", prompt=[3, 1, 4, 1, 5], params=params))
-    return tokens, bound.ops.bindings, made[-1]
+    return tokens, bound.ops.bindings, made
 
 
 @pytest.mark.parametrize(("family", "norms"), [("llama", 0), ("qwen3", 2), ("gemma3_text", 2)])
 def test_models_say_the_same_with_and_without_it(family: str, norms: int, tmp_path: Path) -> None:
-    """In fewer launches: the rotation and the norms of heads are one, and the decode kernel is as before."""
+    """In fewer launches: the rotation and the norms of heads are one, in mixed steps with what stores keys."""
     folder = folder_of(family, tmp_path)
     with_block, claimed, few = served(folder)
     without, decomposed, many = served(folder, KernelChoice("rotary_attention", "*", "none"))
@@ -311,9 +313,15 @@ def test_models_say_the_same_with_and_without_it(family: str, norms: int, tmp_pa
     assert Counter(one.instance.op for one in decomposed)["attention"] == layers
     told = {cells[0]: cells[1:3] for _, cells in folded(claimed)}
     assert told["rotary_attention"] == ["block", "triton attention with rope"]
-    for name, count in (("_prepare", layers), ("_rope", -layers), ("_norm", -norms * layers), ("_decode", 0)):
-        assert few[name,] - many[name,] == count, name
-    assert few.total() == many.total() - norms * layers
+    assert len(few) == len(many)
+    kinds = set()
+    for ours, theirs in zip(few, many, strict=True):
+        stored = theirs["_store",] // layers
+        kinds.add((stored, theirs["_decode",] // layers, theirs["_prefill",] // layers))
+        for name, count in (("_prepare", 1), ("_rope", -1), ("_norm", -norms), ("_store", -stored), ("_decode", 0)):
+            assert ours[name,] - theirs[name,] == count * layers, name
+        assert ours.total() == theirs.total() - (norms + stored) * layers
+    assert kinds == {(1, 0, 1), (1, 1, 1), (0, 1, 0)}  # a prompt, a mixed step, decodes
 
 
 def test_a_choice_of_attention_is_not_claimed_around(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from hardpoint_platforms.ops.provider import AttentionPlanner, OpProvider, Suppo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+#: An op's name and its place in the model.
+Place = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -122,36 +126,40 @@ class OpTable:
             raise UnsupportedOperation(f"nobody takes {instance.op} at {instance.where}: {reasons}")
         return bound
 
-    def claim(self, instance: OpInstance) -> BoundOp | None:
+    def claim(self, instance: OpInstance, parts: Sequence[Place] = ()) -> BoundOp | None:
         """Like `bind`, but None where nobody takes the instance: the caller decomposes a block then.
 
+        parts: the ops that would stand for a block, with their places. What was chosen for one of them holds for the
+        block too: a provider takes it only if its name has the words that are asked of that part.
         Raises PluginError where a provider fails to answer or to build.
         """
-        self._claims.append(self._choose(instance))
+        self._claims.append(self._choose(instance, parts))
         return self._claims[-1]
 
-    def _choose(self, instance: OpInstance) -> BoundOp | None:
+    def _choose(self, instance: OpInstance, parts: Sequence[Place]) -> BoundOp | None:
         contract = self.contract(instance.op)
         refused: list[Refusal] = []
-        choice = self._choice(instance)
+        places = ((instance.op, instance.where), *parts)
+        choices = tuple(dict.fromkeys(choice for choice in itertools.starmap(self._choice, places) if choice))
         for fallback, candidates in ((False, self._own), (True, self._fallbacks)):
             for provider in candidates.get(instance.op, ()):
-                if choice is not None and not choice.allows(provider.name):
-                    refused.append(Refusal(provider.name, f"--kernel {choice}"))
+                against = next((choice for choice in choices if not choice.allows(provider.name)), None)
+                if against is not None:
+                    refused.append(Refusal(provider.name, f"--kernel {against}"))
                     continue
                 answer = _asked(contract, provider, instance)
                 if answer:
                     self._record(contract, instance, provider.name, answer.reason, refused, fallback)
                     return BoundOp(_built(provider, instance), provider, instance, self._plan_index(provider))
                 refused.append(Refusal(provider.name, answer.reason))
-        parts = ", ".join(contract.decomposition)
-        self._record(contract, instance, "(decomposed)", f"into {parts}" if parts else "", refused, False)
+        into = ", ".join(contract.decomposition)
+        self._record(contract, instance, "(decomposed)", f"into {into}" if into else "", refused, False)
         return None
 
-    def _choice(self, instance: OpInstance) -> KernelChoice | None:
+    def _choice(self, op: str, where: str) -> KernelChoice | None:
         """What overrules the usual order here."""
         for choice in reversed(self._choices):
-            if choice.covers(instance.op, instance.where):
+            if choice.covers(op, where):
                 self.followed.add(choice)
                 return choice
         return None

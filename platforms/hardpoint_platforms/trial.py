@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from hardpoint_platforms.batch import AttentionBatch, SamplingInputs
-from hardpoint_platforms.binding import BoundOp, OpTable
+from hardpoint_platforms.binding import BoundOp, OpTable, Place
 from hardpoint_platforms.capabilities import ExecutionMode
 from hardpoint_platforms.device import Device
 from hardpoint_platforms.guarding import advice, named_op, place_of_code, plugin_of
@@ -79,6 +79,7 @@ RESULTS: Mapping[str, Callable[[OpInstance, Sequence[Any]], Forms]] = {
     "gated_activation": lambda i, args: _last(args[0], args[0].shape[-1] // 2),
     "gated_mlp": _like(0),
     "attention": lambda i, args: (_last(args[0], i.attrs["v_head_dim"]), 3),
+    "rotary_attention": lambda i, args: (_last(args[0], i.attrs["v_head_dim"]), 4),
     "mla_attention": lambda i, args: (_last(args[0], i.attrs["v_head_dim"]), 4),
     "moe_route": _routed,
     "experts": _like(0),
@@ -135,7 +136,7 @@ class CheckedTable(OpTable):
         self._chosen, self._device, self._before = iter(chosen.claims), device, before
         self._seen: set[tuple[Any, ...]] = set()
 
-    def claim(self, instance: OpInstance) -> BoundOp | None:
+    def claim(self, instance: OpInstance, parts: Sequence[Place] = ()) -> BoundOp | None:
         """The choice that was made for the same instance. Refusals are not told again."""
         bound = next(self._chosen)
         if bound is None:

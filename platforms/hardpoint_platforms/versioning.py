@@ -84,7 +84,7 @@ INTERFACES: Mapping[str, Version] = {
     "manifest": Version(1, 0),
     "platform": Version(1, 0),
     "device": Version(1, 1),
-    "ops": Version(1, 0),
+    "ops": Version(1, 1),
     "attention": Version(1, 0),
     "state_cache": Version(1, 0),
     "streams": Version(1, 0),

@@ -6,6 +6,7 @@ that are read and written. What a kernel moves on top of that (a second pass, sc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +129,15 @@ def _attention(call: Call, attrs: Mapping[str, Any], item: int) -> Cost | None:
     return Cost(moved, batch.pairs * attrs["heads"] * width)
 
 
+def _rotary_attention(call: Call, attrs: Mapping[str, Any], item: int) -> Cost | None:
+    """Attention, a row of the table and a position for each token, and what weights there are beside the table."""
+    inner = _attention(call, attrs, item)
+    if inner is None:
+        return None
+    others = sum(math.prod(spec.shape) * 4 for name, spec in call.instance.weights.items() if name != "table")
+    return Cost(inner.bytes + call.rows * (attrs["rotary_dim"] * 4 + 8) + others, inner.multiply_adds)
+
+
 def _mla(call: Call, attrs: Mapping[str, Any], item: int) -> Cost | None:
     """As decoding does it: queries and sums in the latent space, expanded once per query."""
     batch = call.attended
@@ -158,6 +168,7 @@ COSTS: Mapping[str, Callable[[Call, Mapping[str, Any], int], Cost | None]] = {
     "gated_activation": _pass(1.5),
     "rope": _rope,
     "attention": _attention,
+    "rotary_attention": _rotary_attention,
     "mla_attention": _mla,
     "sample": _logit_pass,
     "logprobs": _logit_pass,

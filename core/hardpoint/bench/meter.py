@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hardpoint.bench.costs import Attended, Call
-from hardpoint_platforms.binding import BoundOp, OpTable
+from hardpoint_platforms.binding import BoundOp, OpTable, Place
 from hardpoint_platforms.choices import KernelChoice
 from hardpoint_platforms.device import Device
 from hardpoint_platforms.ops.catalogue import CONTRACTS
@@ -109,8 +109,8 @@ class WatchedTable(OpTable):
         #: Kinds of bound ops, each once, with the number of instances.
         self.kinds: dict[Key, int] = {}
 
-    def claim(self, instance: OpInstance) -> BoundOp | None:
-        bound = super().claim(instance)
+    def claim(self, instance: OpInstance, parts: Sequence[Place] = ()) -> BoundOp | None:
+        bound = super().claim(instance, parts)
         if bound is None:
             return None
         key = kind_of(bound)
@@ -137,14 +137,18 @@ def short_name(instance: OpInstance) -> str:
     return " ".join(filter(None, (instance.op, name, "/".join(schemes))))
 
 
+def _heads(attrs: Mapping[str, Any]) -> str:
+    window = f" window {attrs['window']}" if attrs["window"] else ""
+    return f"{attrs['heads']}/{attrs['kv_heads']} x {attrs['head_dim']}{window}"
+
+
 _NAMES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "linear": lambda a: f"{a['in_features']} -> {a['out_features']}",
     "gated_mlp": lambda a: f"{a['hidden']} x {a['intermediate']}",
     "experts": lambda a: f"{a['experts']} x {a['hidden']} x {a['intermediate']}, {a['top_k']} each",
     "moe_route": lambda a: f"{a['top_k']} of {a['experts']}",
     "rope": lambda a: f"{a['rotary_dim']}",
-    "attention": lambda a: (
-        f"{a['heads']}/{a['kv_heads']} x {a['head_dim']}" + (f" window {a['window']}" if a["window"] else "")
-    ),
+    "attention": _heads,
+    "rotary_attention": lambda a: f"{_heads(a)} rope {a['rotary_dim']}" + (f" {a['norm']}" if a["norm"] else ""),
     "mla_attention": lambda a: f"{a['heads']} x {a['latent_dim']}+{a['rope_dim']}",
 }

@@ -1,4 +1,4 @@
-"""Grouped-query attention: projections, head norms, rotation, and the paged attention op."""
+"""Grouped-query attention: projections, and between them what `rotary_attention` binds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 from hardpoint.layers.embedding import Ropes
 from hardpoint.layers.linear import Projections, linear, projection
-from hardpoint.layers.norm import Norm
 from hardpoint.layers.op import LayerBuilder
+from hardpoint.layers.rotary_attention import rotary_attention
 from hardpoint.layers.shard import Shard, after, scaled
 from hardpoint.models.spec import AttentionSpec, Names
 from hardpoint_platforms.program import Weights
@@ -28,19 +28,7 @@ class Attention:
     A rank's output is that of its heads: a part of a sum.
     """
 
-    __slots__ = (
-        "_attend",
-        "_counts",
-        "_head_dim",
-        "_k_norm",
-        "_out",
-        "_plan",
-        "_q_norm",
-        "_qkv",
-        "_rope",
-        "_rope_slot",
-        "_width",
-    )
+    __slots__ = ("_attend", "_counts", "_head_dim", "_out", "_qkv", "_width")
 
     def __init__(
         self,
@@ -58,40 +46,26 @@ class Attention:
         self._counts, self._head_dim = (heads, kv_heads, kv_heads), spec.head_dim
         self._width = heads * spec.head_dim
         self._qkv = _qkv(build, path, hidden, spec, names)
-        self._q_norm = self._k_norm = None
-        if spec.qk_norm is not None:
-            self._q_norm = Norm(build, f"{path}.{names.q_norm}", spec.head_dim, spec.qk_norm)
-            self._k_norm = Norm(build, f"{path}.{names.k_norm}", spec.head_dim, spec.qk_norm)
-        rope = None if spec.rope is None else ropes.bind(spec.rope)
-        self._rope = None if rope is None else rope.kernel
-        self._rope_slot = -1 if rope is None else rope.slot
-        attend = build.bind(
-            "attention",
-            path,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=spec.head_dim,
-            v_head_dim=spec.head_dim,
-            scale=spec.scale,
-            group=place[0],
-            pool_layer=place[1],
-            window=spec.window,
-            softcap=spec.softcap,
-        )
-        self._attend, self._plan = attend.kernel, attend.plan
+        attrs = {
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": spec.head_dim,
+            "v_head_dim": spec.head_dim,
+            "scale": spec.scale,
+            "group": place[0],
+            "pool_layer": place[1],
+            "window": spec.window,
+            "softcap": spec.softcap,
+        }
+        self._attend = rotary_attention(build, path, spec, names, ropes, attrs)
         whole, (columns,) = spec.heads * spec.head_dim, scaled([mine], spec.head_dim)
         self._out = linear(build, f"{path}.{names.o}", whole, hidden, spec.out_bias, columns=columns)
 
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, plans: tuple[Any, ...], state: State, weights: Weights
     ) -> tuple[torch.Tensor, State]:
-        q, k, v = self._qkv.heads(x, weights, self._counts, self._head_dim)
-        if self._q_norm is not None and self._k_norm is not None:
-            q, k = self._q_norm(q, weights), self._k_norm(k, weights)
-        if self._rope is not None:
-            q, k = self._rope(q, k, positions, weights[self._rope_slot])
-        plan = plans[self._plan] if self._plan >= 0 else None
-        out, state = self._attend(q, k, v, state, plan)
+        heads = self._qkv.heads(x, weights, self._counts, self._head_dim)
+        out, state = self._attend(heads, positions, plans, state, weights)
         return self._out(out.reshape(-1, self._width), weights), state
 
 

@@ -33,23 +33,34 @@ class Embedding:
 
 
 class Ropes:
-    """Binds each distinct rope of a model once, with its table of `positions` rows."""
+    """Binds each distinct rope of a model once, or gives blocks its table of `positions` rows."""
 
     def __init__(self, build: LayerBuilder, positions: int) -> None:
         self._build = build
         self._positions = positions
+        self._tables: dict[RopeSpec, Part] = {}
         self._bound: dict[RopeSpec, Op] = {}
+
+    def table(self, spec: RopeSpec) -> Part:
+        """The table of `spec`, float32 [positions, rotary_dim]; layers alike share it."""
+        if spec not in self._tables:
+            shape = (self._positions, spec.rotary_dim)
+            self._tables[spec] = Part(WeightSpec(shape, torch.float32), lambda: rope_table(spec, self._positions))
+        return self._tables[spec]
+
+    def where(self, spec: RopeSpec) -> str:
+        """Its place in the model: ropes are numbered in the order in which layers ask for them."""
+        self.table(spec)
+        number = list(self._tables).index(spec)
+        return f"rotary_emb.{number}" if number else "rotary_emb"
 
     def bind(self, spec: RopeSpec) -> Op:
         """The op of `spec`; layers alike share it."""
         if spec not in self._bound:
-            where = f"rotary_emb.{len(self._bound)}" if self._bound else "rotary_emb"
-            shape = (self._positions, spec.rotary_dim)
-            table = Part(WeightSpec(shape, torch.float32), lambda: rope_table(spec, self._positions))
             self._bound[spec] = self._build.bind(
                 "rope",
-                where,
-                {"table": table},
+                self.where(spec),
+                {"table": self.table(spec)},
                 rotary_dim=spec.rotary_dim,
                 interleaved=spec.interleaved,
             )

@@ -11,7 +11,7 @@ import torch
 from hardpoint.layers.shard import Shard, cut_spec, cut_weight, joined
 from hardpoint.models.base import ParameterBook
 from hardpoint.models.pieces import Pieces
-from hardpoint_platforms.binding import BoundOp, OpTable
+from hardpoint_platforms.binding import BoundOp, OpTable, Place
 from hardpoint_platforms.ops.contract import Kernel, Weight, WeightSpec
 
 
@@ -97,11 +97,16 @@ class LayerBuilder:
         instance = self._ops.contract(op).instance(where, dtype or self.dtype, specs, **attrs)
         return self._slot(self._ops.bind(instance), parts)
 
-    def claim(self, op: str, where: str, weights: Mapping[str, Part], **attrs: Any) -> Op | None:
-        """Bind a block, or return None where nobody takes it and the caller decomposes it."""
+    def claim(
+        self, op: str, where: str, weights: Mapping[str, Part], parts: Sequence[Place] = (), **attrs: Any
+    ) -> Op | None:
+        """Bind a block, or return None where nobody takes it and the caller decomposes it.
+
+        parts: the ops that would stand for it, with their places: what people chose for one of them holds here too.
+        """
         specs = {name: part.spec for name, part in weights.items()}
         instance = self._ops.contract(op).instance(where, self.dtype, specs, **attrs)
-        bound = self._ops.claim(instance)
+        bound = self._ops.claim(instance, parts)
         return None if bound is None else self._slot(bound, weights)
 
     def _slot(self, bound: BoundOp, parts: Mapping[str, Part]) -> Op:

@@ -53,7 +53,7 @@ def execute(device: Device, provider: OpProvider, case: Sample) -> Outcome:
             told = f"build() returned {kernel!r:.60}, not something to call"
             raise Wrong(told, subject_code=type(provider).build)
         if batch_at is not None:
-            return _call_paged(device, provider, given, batch_at, packed if weights else None, kernel)
+            return _call_paged(device, contract, provider, given, batch_at, packed if weights else None, kernel)
         arguments = [moved(argument, device.to_device) for argument in given]
         if weights:
             arguments.append(packed)
@@ -66,7 +66,13 @@ def execute(device: Device, provider: OpProvider, case: Sample) -> Outcome:
 
 
 def _call_paged(
-    device: Device, provider: OpProvider, given: tuple[Any, ...], batch_at: int, packed: Any, kernel: Any
+    device: Device,
+    contract: OpContract,
+    provider: OpProvider,
+    given: tuple[Any, ...],
+    batch_at: int,
+    packed: Any,
+    kernel: Any,
 ) -> Outcome:
     batch, tree = given[batch_at], given[batch_at - 1]
     planner = provider.planner()
@@ -86,9 +92,7 @@ def _call_paged(
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise Wrong("the contract returns (out, state)", subject_code=kernel)
     out, state = returned
-    for place, (now, then) in enumerate(zip(arguments, before, strict=False)):
-        if not _same(moved(now, device.to_host), then):
-            raise Wrong(f"changes its argument {place}, which it may not", subject_code=kernel)
+    _check_untouched(contract, arguments, before, device, kernel)
     pages = device.state_cache().export_pages(state, layout, range(1, tree_pages(tree))).data
     host = moved(out, device.to_host)
     return Outcome(host[: batch.num_tokens] if isinstance(host, torch.Tensor) else host, pages, seconds, kernel)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
 from hardpoint_platforms.conformance.verdict import Status, Verdict
 
@@ -15,6 +16,7 @@ class Level:
     Attributes:
         number, title; writes: what the vendor writes for it; works: what works then.
         contracts: of which the device's own kernels must pass at least one sample in its first compute dtype.
+        blocks: contracts that are looked at first here, and not asked for.
         interfaces: (group, contract) pairs of which at least one check must pass.
     """
 
@@ -23,6 +25,7 @@ class Level:
     writes: str
     works: str
     contracts: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = field(default=(), kw_only=True)
     interfaces: tuple[tuple[str, str], ...] = ()
 
 
@@ -48,6 +51,7 @@ LEVELS: tuple[Level, ...] = (
         "the real decode path: prefix cache, preemption, swap",
         ("attention",),
         (("state", "state_cache"),),
+        blocks=("rotary_attention",),
     ),
     Level(
         3,
@@ -88,7 +92,8 @@ _LEVEL_OF = {contract: level.number for level in LEVELS for contract in level.co
 def level_of(contract: str) -> int:
     """The level at which a contract, or an interface ("program"), is looked at first."""
     part = (level.number for level in LEVELS for _, name in level.interfaces if name == contract)
-    return _LEVEL_OF.get(contract) or next(part, 1)
+    block = (level.number for level in LEVELS if contract in level.blocks)
+    return _LEVEL_OF.get(contract) or next(chain(block, part), 1)
 
 
 def is_required(contract: str) -> bool:

@@ -18,7 +18,7 @@ from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import OpInstance
 from hardpoint_platforms.ops.provider import OpProvider, Support
 from hardpoint_platforms.platform import Platform
-from hardpoint_platforms.reference.providers import ReferenceProvider, reference_providers
+from hardpoint_platforms.reference.providers import reference_blocks, reference_providers
 from hardpoint_platforms.selection import parse_request, select
 from hardpoint_platforms.validation import check_device, check_methods, check_probe
 
@@ -103,10 +103,7 @@ class Subject:
 
 def oracle(op: str) -> OpProvider:
     """The reference's provider of `op`, on the host."""
-    for provider in reference_providers():
-        if provider.op == op:
-            return provider
-    return ReferenceProvider(CONTRACTS[op])
+    return next(provider for provider in (*reference_providers(), *reference_blocks()) if provider.op == op)
 
 
 def named(request: str, options: Mapping[str, Any] | None = None) -> Subject:

@@ -17,6 +17,7 @@ from hardpoint_platforms.ops.mla import MLA_ATTENTION
 from hardpoint_platforms.ops.moe import EXPERTS, MOE_ROUTE
 from hardpoint_platforms.ops.norm import ADD_NORM, NORM
 from hardpoint_platforms.ops.rotary import ROPE
+from hardpoint_platforms.ops.rotary_attention import ROTARY_ATTENTION
 from hardpoint_platforms.ops.sampling import LOGPROBS, SAMPLE, VERIFY
 from hardpoint_platforms.ops.state_space import CONV_STATE, GATED_DELTA, SSM_SCAN
 
@@ -33,6 +34,7 @@ CONTRACTS: Mapping[str, OpContract] = MappingProxyType(
             GATED_ACTIVATION,
             GATED_MLP,
             ATTENTION,
+            ROTARY_ATTENTION,
             MLA_ATTENTION,
             MOE_ROUTE,
             EXPERTS,

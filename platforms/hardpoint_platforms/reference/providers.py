@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -54,11 +54,18 @@ def reference_providers(put: Put | torch.device | None = None) -> tuple[OpProvid
     Blocks are left out: a device's own composites come before a reference block. `put` brings the
     arrays of plans to the device (`Device.to_device`, or a torch device); None leaves them on the host.
     """
+    return _providers(put, [one for one in CONTRACTS.values() if one.altitude is not Altitude.BLOCK])
+
+
+def reference_blocks(put: Put | torch.device | None = None) -> tuple[OpProvider, ...]:
+    """One provider per block, for tests: to hold a device's own blocks against."""
+    return _providers(put, [one for one in CONTRACTS.values() if one.altitude is Altitude.BLOCK])
+
+
+def _providers(put: Put | torch.device | None, contracts: Sequence[OpContract]) -> tuple[OpProvider, ...]:
     planner = ReferencePlanner(put or torch.device("cpu"))
     return tuple(
-        ReferenceProvider(contract, planner if "plan" in _arguments(contract) else None)
-        for contract in CONTRACTS.values()
-        if contract.altitude is not Altitude.BLOCK
+        ReferenceProvider(contract, planner if "plan" in _arguments(contract) else None) for contract in contracts
     )
 
 

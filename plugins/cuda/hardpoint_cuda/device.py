@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from hardpoint_torch_gpu.device import TorchGpuDevice
+from hardpoint_torch_gpu.rotary_attention import RotaryAttention
 
 from hardpoint_cuda.flash_infer import FlashInferAttention, FlashPlanner, backend_for, missing
 from hardpoint_cuda.flash_mla import LatentCache, has_flash_mla, mla_providers
@@ -39,7 +40,8 @@ class CudaDevice(TorchGpuDevice):
         if wanted != "off" and not missing():
             backend = backend_for(capability)
             planner = FlashPlanner(self.upload, self.torch_device, backend)
-            self._before = (FlashInferAttention(planner, backend, self.measurements, compile=wanted == "compile"),)
+            flash = FlashInferAttention(planner, backend, self.measurements, compile=wanted == "compile")
+            self._before = (flash, RotaryAttention(flash))
         self._before += mla_providers(self.upload, self.torch_device, capability, wanted)
         self._latents_together = has_flash_mla(capability)
 

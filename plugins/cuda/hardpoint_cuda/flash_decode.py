@@ -140,14 +140,11 @@ def by_flash(kind: Kind, otherwise: Decodes) -> Decodes:
         q: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor] | None, keys: torch.Tensor, values: torch.Tensor,
         plan: GpuPlan, group: int, rule: ScoreRule, sinks: torch.Tensor | None, out: torch.Tensor,
     ) -> None:  # fmt: skip
-        if (
-            new is None
-            or not isinstance(plan, FlashDecodePlan)
-            or keys.dtype is not kind.dtype
-            or plan.shared(group, rule) is not None
-        ):
+        shares = plan.shared(group, rule) is not None
+        if shares or keys.dtype is not kind.dtype or not isinstance(plan, FlashDecodePlan):
             return otherwise(q, new, keys, values, plan, group, rule, sinks, out)
-        store(*new, plan.slots[group], keys, values, plan.page_tokens)
+        if new is not None:
+            store(*new, plan.slots[group], keys, values, plan.page_tokens)
         plan.decode(kind)(q, (keys, values), out=out)
         return None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from hardpoint_torch_gpu.device import TorchGpuDevice
+from hardpoint_torch_gpu.rotary_attention import RotaryAttention
 
 from hardpoint_platforms.capabilities import Capabilities, TuningChoice
 from hardpoint_platforms.device import DeviceInfo
@@ -53,8 +54,10 @@ class RocmDevice(TorchGpuDevice):
         """Asked before `base`; they say why not where AITER is not there or does not fit."""
         inner = {provider.op: provider for provider in reversed(base)}
         planner = AiterPlanner(self.upload, self.torch_device)
+        attention = AiterAttention(planner, library.functions[ATTENTION])
         return (
-            AiterAttention(planner, library.functions[ATTENTION]),
+            attention,
+            RotaryAttention(attention),
             AiterLinear(inner["linear"], library),
             AiterGatedMlp(inner["gated_mlp"], library),
         )

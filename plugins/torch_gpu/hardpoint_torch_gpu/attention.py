@@ -39,6 +39,19 @@ Decodes = Callable[
     ],
     None,
 ]
+#: attend(q, new, keys, values, plan, sinks, out): of all rows of `plan`; `new` as of `Decodes`, None if all are stored.
+Attend = Callable[
+    [
+        torch.Tensor,
+        tuple[torch.Tensor, torch.Tensor] | None,
+        torch.Tensor,
+        torch.Tensor,
+        GpuPlan,
+        torch.Tensor | None,
+        torch.Tensor,
+    ],
+    None,
+]
 
 
 class TritonAttention(OpProvider):
@@ -62,24 +75,35 @@ class TritonAttention(OpProvider):
     def planner(self) -> AttentionPlanner:
         return self._planner
 
-    def build(self, instance: OpInstance) -> Kernel:
-        group, pool_layer = instance.attrs["group"], instance.attrs["pool_layer"]
-        width, rule = instance.attrs["v_head_dim"], ScoreRule.of(instance.attrs)
+    def attending(self, instance: OpInstance) -> Attend:
+        """The launches of an op behind those that make its queries and keys."""
+        group, rule = instance.attrs["group"], ScoreRule.of(instance.attrs)
         decode, prompts = self.decodes(instance), self.prompts(instance)
         if rule.same_for_all:
             self._planner.share(group, *_sizes(instance))
 
         def attend(
+            q: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor] | None, keys: torch.Tensor, values: torch.Tensor,
+            plan: GpuPlan, sinks: torch.Tensor | None, out: torch.Tensor,
+        ) -> None:  # fmt: skip
+            if new is not None and not plan.decodes_alone:
+                store(*new, plan.slots[group], keys, values, plan.page_tokens)
+                new = None
+            if plan.padded:
+                out.zero_()
+            decode(q, new, keys, values, plan, group, rule, sinks, out)
+            prompts(q, keys, values, plan, sinks, out)
+
+        return attend
+
+    def build(self, instance: OpInstance) -> Kernel:
+        pool_layer, width, attend = instance.attrs["pool_layer"], instance.attrs["v_head_dim"], self.attending(instance)
+
+        def attend_new(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, keys: torch.Tensor,
             values: torch.Tensor, sinks: torch.Tensor | None, plan: GpuPlan,
         ) -> None:  # fmt: skip
-            mixed = plan.padded or len(plan.tile_rows) > 0
-            if mixed:
-                store(k, v, plan.slots[group], keys, values, plan.page_tokens)
-            if plan.padded:
-                out.zero_()
-            decode(q, None if mixed else (k, v), keys, values, plan, group, rule, sinks, out)
-            prompts(q, keys, values, plan, sinks, out)
+            attend(q, (k, v), keys, values, plan, sinks, out)
 
         def attention(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: State, plan: GpuPlan | Seam, w: Packed = ()
@@ -89,9 +113,9 @@ class TritonAttention(OpProvider):
             (keys, values), sinks = state[pool_layer], w[0] if w else None
             if isinstance(plan, Seam):
                 kept = unowned(q), unowned(k), unowned(v), unowned(out)
-                plan.cut(partial(attend, *kept, keys, values, sinks))
+                plan.cut(partial(attend_new, *kept, keys, values, sinks))
             else:
-                attend(q, k, v, out, keys, values, sinks, plan)
+                attend_new(q, k, v, out, keys, values, sinks, plan)
             return out, state
 
         return attention

@@ -69,6 +69,11 @@ class GpuPlan:
     sharing: tuple[Sharing | None, ...] = field(default=(), kw_only=True)
     sharers: tuple[int, ...] = field(default=(), kw_only=True)
 
+    @property
+    def decodes_alone(self) -> bool:
+        """Whether every row brings one token, and all tokens are some row's: such steps are recorded before serving."""
+        return not self.padded and not len(self.tile_rows)
+
     def shared(self, group: int, rule: ScoreRule) -> Sharing | None:
         """What an op of a cache group reads once for several rows."""
         return self.sharing[group] if self.sharing and rule.same_for_all else None

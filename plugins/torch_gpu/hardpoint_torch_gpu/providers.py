@@ -23,6 +23,7 @@ from hardpoint_torch_gpu.pointwise import (
     TritonNorm,
     TritonRope,
 )
+from hardpoint_torch_gpu.rotary_attention import RotaryAttention
 from hardpoint_torch_gpu.routing import TritonRoute
 from hardpoint_torch_gpu.sampling import TritonLogprobs, TritonSample, TritonVerify
 from hardpoint_torch_gpu.state_space import TritonConvState, TritonGatedDelta, TritonSsmScan
@@ -36,9 +37,11 @@ def triton_providers(
 ) -> tuple[OpProvider, ...]:
     """One planner for all attention ops of the device. `float8`: whether the device multiplies float8_e4m3fn."""
     planner = GpuPlanner(device.upload)
+    attention = TritonAttention(planner)
     return (
-        TritonAttention(planner),
+        attention,
         GpuSdpa(device.to_device),
+        RotaryAttention(attention),
         TritonMla(LatentPlanner(device.upload)),
         TritonConvState(planner),
         TritonSsmScan(planner),

@@ -58,6 +58,29 @@ def instance(op: str, *shapes: tuple[int, ...], scheme: QuantScheme | None = Non
             ),
             Cost((24 + 12 + 12 + 24) * 4 + 9 * 16, 9 * 2 * 8),
         ),
+        # likewise, and 2 numbers of the table and a position for each of 3 tokens, and two norms of 4 numbers
+        (
+            Call(
+                instance(
+                    "rotary_attention",
+                    (99, 2),
+                    (4,),
+                    (4,),
+                    heads=2,
+                    kv_heads=1,
+                    head_dim=4,
+                    v_head_dim=4,
+                    scale=1.0,
+                    rotary_dim=2,
+                    norm="rms",
+                ),
+                3,
+                (24, 12, 12, 3),
+                824,
+                attended=Attended(9, 6, 3, 2),
+            ),
+            Cost((24 + 12 + 12 + 24) * 4 + 9 * 16 + 3 * 16 + 32, 9 * 2 * 8),
+        ),
         (
             Call(
                 instance(
@@ -112,6 +135,21 @@ def test_products_are_held_against_their_own_ceiling() -> None:
         (
             instance("attention", heads=4, kv_heads=2, head_dim=8, v_head_dim=8, scale=1.0, window=9),
             "attention 4/2 x 8 window 9",
+        ),
+        (
+            instance(
+                "rotary_attention",
+                (99, 8),
+                heads=4,
+                kv_heads=2,
+                head_dim=8,
+                v_head_dim=8,
+                scale=1.0,
+                window=9,
+                rotary_dim=8,
+                norm="rms",
+            ),
+            "rotary_attention 4/2 x 8 window 9 rope 8 rms",
         ),
     ],
 )

@@ -22,6 +22,7 @@ from hardpoint.weights.safetensors import SafetensorsSource
 from hardpoint.weights.source import Checkpoint
 from hardpoint_platforms.batch import AttentionBatch
 from hardpoint_platforms.binding import OpTable
+from hardpoint_platforms.choices import KernelChoice
 from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.reference.platform import ReferenceDevice
@@ -122,12 +123,13 @@ class Served:
         source: Any = None,
         own: Sequence[OpProvider] = (),
         shard: Shard | None = None,
+        choices: Sequence[KernelChoice] = (),
     ) -> None:
         config = config or json.loads((folder / "config.json").read_text())
         self.source = source or SafetensorsSource(folder)
         checkpoint = Checkpoint(folder, config, {}, self.source, "safetensors")
         self.device = ReferenceDevice()
-        self.ops = OpTable(CONTRACTS, own, reference_providers())
+        self.ops = OpTable(CONTRACTS, own, reference_providers(), choices)
         self.model: CausalModel
         self.model, self.book = build_model(checkpoint, self.ops, dtype, max_model_len, shard=shard)
         self.weights = self.book.load(self.device)

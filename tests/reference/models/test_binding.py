@@ -18,10 +18,12 @@ from hardpoint.models.pieces import Pieces
 from hardpoint.weights.dummy import DummySource
 from hardpoint.weights.safetensors import SafetensorsSource
 from hardpoint.weights.source import WeightSource
+from hardpoint_platforms.choices import KernelChoice
 from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import Weight, WeightSpec
+from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.quant import Packing, QuantScheme, QuantTensor, pack_uint4
-from hardpoint_platforms.reference.providers import ReferenceProvider
+from hardpoint_platforms.reference.providers import ReferenceProvider, reference_blocks
 
 pytestmark = pytest.mark.reference
 
@@ -126,6 +128,62 @@ def test_a_claimed_block_gives_the_same_logits(bias: bool, make_model: Any, serv
     assert "layers.0.mlp.down_proj" not in _wheres(claimed, "linear")
     assert "layers.0.mlp.down_proj" in _wheres(decomposed, "linear")
     assert (_logits(claimed, prompts[0]) - _logits(decomposed, prompts[0])).abs().max() < 1e-4
+
+
+def _rotary() -> OpProvider:
+    return next(block for block in reference_blocks() if block.op == "rotary_attention")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
+def test_a_claimed_attention_block_gives_the_same_logits(
+    family: str, make_model: Any, serve: Any, prompts: Any
+) -> None:
+    """The parts are bound where nobody claims it, in the order in which they run."""
+    _, folder = make_model(family)
+    claimed, decomposed = serve(folder, own=[_rotary()]), serve(folder)
+    layer = "layers.0.self_attn"
+    ops = [b.instance.op for b in decomposed.ops.bindings if b.instance.where.startswith((layer, "rotary"))]
+    parts = ["rope", "attention"] if family == "llama" else ["norm", "norm", "rope", "attention"]
+    first = ops.index("rotary_attention") + 1
+    assert ops[first : first + len(parts)] == parts
+    assert not {"rope", "attention"} & {b.instance.op for b in claimed.ops.bindings}
+    assert f"{layer}.q_norm" not in _wheres(claimed, "norm")
+    assert claimed.book.unused() == decomposed.book.unused() == []
+    assert torch.equal(_logits(claimed, prompts[0]), _logits(decomposed, prompts[0]))
+
+
+def test_a_block_has_one_table_for_layers_alike(make_model: Any, serve: Any) -> None:
+    _, folder = make_model("qwen3")
+    claimed, decomposed = serve(folder, own=[_rotary()]), serve(folder)
+    assert claimed.book.weight_bytes(claimed.weights) == decomposed.book.weight_bytes(decomposed.weights)
+
+
+@pytest.mark.parametrize(
+    ("choice", "layers"),
+    [
+        (KernelChoice("attention", "*", "reference"), []),
+        (KernelChoice("attention", "layers.1.*", "reference"), [0, 2]),
+        (KernelChoice("rope", "*", "reference"), []),
+        (KernelChoice("norm", "layers.2.self_attn.k_norm", "reference"), [0, 1]),
+        (KernelChoice("norm", "layers.*.input_layernorm", "reference"), [0, 1, 2]),
+        (KernelChoice("attention", "*", "whole"), [0, 1, 2]),
+        (KernelChoice("rotary_attention", "layers.0.*", "nobody"), [1, 2]),
+    ],
+    ids=str,
+)
+def test_a_choice_for_a_part_holds_for_the_block(
+    choice: KernelChoice, layers: list[int], make_model: Any, serve: Any
+) -> None:
+    """A block is claimed by providers of the chosen name alone; else the part is bound, and the choice followed."""
+    _, folder = make_model("qwen3")
+    block = _rotary()
+    block.name = "the whole in one"
+    served = serve(folder, own=[block], choices=[choice])
+    claimed = [b for b in served.ops.bindings if b.provider == block.name]
+    assert [b.instance.where for b in claimed] == [f"layers.{number}.self_attn" for number in layers]
+    assert choice in served.ops.followed
+    against = {r.reason for b in served.ops.bindings if b.instance.op == "rotary_attention" for r in b.refused}
+    assert against == ({f"--kernel {choice}"} if len(layers) < 3 else set())
 
 
 def test_each_distinct_rope_is_bound_once_and_its_table_is_float32(serve: Any) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import Tolerance
 from hardpoint_platforms.ops.provider import OpProvider
-from hardpoint_platforms.reference.providers import ReferenceProvider, reference_providers
+from hardpoint_platforms.reference.providers import reference_blocks, reference_providers
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +24,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def providers() -> dict[str, OpProvider]:
     """The reference's provider of every contract, blocks included."""
-    made = {provider.op: provider for provider in reference_providers()}
-    blocks = {name: ReferenceProvider(contract) for name, contract in CONTRACTS.items() if name not in made}
-    return {**made, **blocks}
+    return {provider.op: provider for provider in (*reference_providers(), *reference_blocks())}
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ NAMES = [
     "moe_route",
     "norm",
     "rope",
+    "rotary_attention",
     "sample",
     "ssm_scan",
     "verify",
@@ -88,7 +89,11 @@ def test_samples_run(name, dtype, providers):
         assert providers[name].supports(case.instance)
         results = list(_tensors(run(providers[name], case)))
         assert results
-        if name not in ("attention", "mla_attention"):  # their state holds whatever the sample put there
+        if name not in (
+            "attention",
+            "rotary_attention",
+            "mla_attention",
+        ):  # their state holds whatever the sample put there
             assert all(bool((t > -1e30).all()) for t in results if t.dtype.is_floating_point), case.instance.where
 
 
@@ -211,8 +216,10 @@ def test_reference_device_binds_everything_and_shares_one_planner():
             assert (bound is None) == (contract.altitude is Altitude.BLOCK)
     assert len(table.planners) == 1
     decomposed = [b for b in table.bindings if b.provider == "(decomposed)"]
-    assert {b.instance.op for b in decomposed} == {"gated_mlp"}
-    assert decomposed[0].reason == "into linear, gated_activation, linear"
+    assert {b.instance.op: b.reason for b in decomposed} == {
+        "gated_mlp": "into linear, gated_activation, linear",
+        "rotary_attention": "into norm, rope, attention",
+    }
 
 
 def test_dequantizing_is_said_in_the_reason(providers):

@@ -12,6 +12,7 @@ import torch
 from hardpoint_rocm import aiter_attention
 from hardpoint_rocm.aiter_attention import AiterAttention, AiterPlan, AiterPlanner
 from hardpoint_rocm.aiter_library import ATTENTION, AiterFunction
+from hardpoint_torch_gpu.rotary_attention import RotaryAttention
 
 from hardpoint_platforms.batch import AttentionBatch
 from hardpoint_platforms.binding import ask
@@ -20,7 +21,7 @@ from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import Sample
 from hardpoint_platforms.ops.samples import PagedRows, run
 from hardpoint_platforms.reference.platform import ReferenceDevice
-from hardpoint_platforms.reference.providers import reference_providers
+from hardpoint_platforms.reference.providers import reference_blocks, reference_providers
 
 pytestmark = [
     pytest.mark.reference,
@@ -77,6 +78,20 @@ def test_agrees_with_the_reference(case: Sample) -> None:
     assert answer.reason == "prompts by AITER over gathered pages, decodes by Triton's"
     check(ours, case)
     assert bool(aiter_stand_in.CALLS) is (where not in (*APART, *DECODES))
+
+
+def test_behind_norms_and_rope_in_one_launch() -> None:
+    contract = CONTRACTS["rotary_attention"]
+    reference = next(block for block in reference_blocks() if block.op == contract.name)
+    case = next(case for case in contract.samples(torch.float16) if case.instance.where.startswith("chunk"))
+    ours, tolerance = RotaryAttention(provider()), contract.tolerance[torch.float16]
+    assert ask(contract, ours, case.instance).reason.endswith(
+        "prompts by AITER over gathered pages, decodes by Triton's"
+    )
+    with torch.inference_mode():
+        found, wanted = run(ours, case), run(reference, case)
+    assert aiter_stand_in.CALLS
+    torch.testing.assert_close(found[0], wanted[0], atol=tolerance.atol, rtol=tolerance.rtol)
 
 
 @pytest.mark.parametrize(("size", "dtype", "why"), [

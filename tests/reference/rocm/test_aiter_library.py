@@ -191,6 +191,7 @@ def test_a_device_asks_it_first(
     for provider in opened.providers():
         first.setdefault(provider.op, provider.name)
     assert first["attention"] == "aiter + triton attention"
+    assert first["rotary_attention"] == "aiter + triton attention with rope"
     assert first["linear"] == f"aiter + {inner}"
     assert first["gated_mlp"].startswith("aiter + triton gated mlp")
     assert {kind for _, kind in tried} == {F8Z if version == MI300X else F8}

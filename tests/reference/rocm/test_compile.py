@@ -22,7 +22,9 @@ GATE = Path(__file__).with_name("compile_gate.py")
 PINNED = Path(sys.prefix) / "triton-pinned"
 CHIPS = ("gfx942", "gfx950", "gfx1100")
 #: Kernels that are known to exist: what is noted may grow, and shall not shrink unseen.
-KERNELS = {"_decode", "_prefill", "_store", "_gemv", "_skinny", "_norm", "_rope", "_activate", "_pieces", "_rows"}
+KERNELS = {
+    "_decode", "_prefill", "_store", "_gemv", "_skinny", "_norm", "_rope", "_prepare", "_activate", "_pieces", "_rows",
+}  # fmt: skip
 
 
 #: Printed by the same process, which takes seconds to start: what is too much, and what is not.

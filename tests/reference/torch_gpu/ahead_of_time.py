@@ -47,6 +47,8 @@ OPTIONS = ("num_warps", "num_stages")
 ALIGNED = 16
 #: Hopper, whose products may run on while the program does.
 HOPPER = 90
+#: Ops whose kernels are compiled in float32 too.
+_OF_BOTH = ("attention", "rotary_attention")
 #: Rows of x for `--packed`: the lowest tiles of these products and the highest.
 MANY_ROWS = (32, 128)
 #: Kernels that make numbers of quantized weights in registers: their products may not run on into the next step.
@@ -152,7 +154,7 @@ def noted(at: Target, turns: bool) -> list[Launch]:
     float8 = torch.float8_e4m3fnuz if FNUZ in at.floats else torch.float8_e4m3fn
     with book.noting():
         for provider in _providers(at):
-            for dtype in (torch.bfloat16, torch.float32) if provider.op == "attention" else (torch.bfloat16,):
+            for dtype in (torch.bfloat16, torch.float32) if provider.op in _OF_BOTH else (torch.bfloat16,):
                 for case in CONTRACTS[provider.op].samples(dtype):
                     if provider.supports(case.instance):
                         with torch.inference_mode():

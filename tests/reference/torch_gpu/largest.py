@@ -12,6 +12,7 @@ from hardpoint_torch_gpu.kernels import eight_bit_gemm, paged_decode, paged_pref
 from hardpoint_torch_gpu.kernels.experts import Epilogue, grouped, route
 from hardpoint_torch_gpu.kernels.mla_decode import mla_decode
 from hardpoint_torch_gpu.kernels.mla_prefill import mla_prefill
+from hardpoint_torch_gpu.kernels.prepare_heads import HeadRule, prepare_heads
 from hardpoint_torch_gpu.plan import GpuPlan
 from hardpoint_torch_gpu.quantized import tiling
 from hardpoint_torch_gpu.rule import ScoreRule
@@ -63,12 +64,18 @@ def note_packed(tokens: Iterable[int] = _TOKENS) -> None:
 
 
 def _attention(dtype: torch.dtype, width: int) -> None:
-    """32 heads over 8, two rows: prompts; one token each, stored by the kernel or before it, pages shared or not."""
+    """32 heads over 8, two rows: prompts; one token each, stored by the kernel or before it, pages shared or not; what
+    makes heads ready."""
     q = torch.empty(2, 32, width, dtype=dtype)
     new, cache = torch.empty(2, 8, width, dtype=dtype), torch.empty(64, 16, 8, width, dtype=dtype)
     paged_prefill.prefill(q, cache, cache, _plan(0, 2), 0, _RULE, None, q)
+    for rotated, kind in ((width, None), (width, "rms1p"), (width // 2, "ln")):
+        table, weight, places = torch.empty(64, rotated), torch.empty(width), torch.zeros(2, dtype=torch.int64)
+        weights = (table, weight, weight) if kind else (table, None, None)
+        prepare_heads((q, new, new), places, HeadRule(False, False, kind, 0.1), weights, places.int(), cache, cache, 16)
     for stored, plan in itertools.product(((new, new), None), (_plan(4, 0), shared_plan(4))):
         paged_decode.PagedDecode()(q, stored, cache, cache, plan, 0, _RULE, None, q)
+    paged_decode.PagedDecode()(q, None, cache, cache, _plan(4, 2), 0, _RULE, None, q)  # beside prompts
 
 
 def _latents() -> None:

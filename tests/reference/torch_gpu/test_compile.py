@@ -44,4 +44,5 @@ def test_every_kernel_compiles_for_a_generation_in_turn(
     compiled = [line.split(" sm_") for line in done.stdout.splitlines() if line.endswith(" bytes")]
     kernels = {name for name, _ in compiled}
     assert {"_decode", "_prefill", "_store", "_gemv", "_norm", "_rope", "_activate", "_pieces", "_rows"} <= kernels
+    assert "_prepare" in kernels
     assert {rest.partition(":")[0] for _, rest in compiled} == set(CAPABILITIES)

@@ -17,9 +17,8 @@ pytestmark = pytest.mark.reference
 
 #: A provider of every op: the reference's under another name.
 PROVIDERS = """
-from hardpoint_platforms.ops.catalogue import CONTRACTS
-from hardpoint_platforms.reference.providers import ReferenceProvider, reference_providers
-PROVIDERS = (*reference_providers(), ReferenceProvider(CONTRACTS["gated_mlp"]))
+from hardpoint_platforms.reference.providers import reference_blocks, reference_providers
+PROVIDERS = (*reference_providers(), *reference_blocks())
 """
 
 
@@ -40,5 +39,5 @@ def test_tests_of_a_plugin_with_every_op(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     tested = set(re.findall(r"reference\[(\w+)-", done.stdout))
-    paged = {"attention", "mla_attention", "conv_state", "ssm_scan", "gated_delta"}
+    paged = {"attention", "rotary_attention", "mla_attention", "conv_state", "ssm_scan", "gated_delta"}
     assert tested == set(CONTRACTS) - paged - {"sample", "logprobs", "verify"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from verdicts import changed, perfect, verdict
 
-from hardpoint_platforms.conformance.ladder import HIGHEST, LEVELS, lacks, level_of, reached
+from hardpoint_platforms.conformance.ladder import HIGHEST, LEVELS, is_required, lacks, level_of, reached
 from hardpoint_platforms.conformance.verdict import Status
 
 
@@ -66,4 +66,6 @@ def test_nothing_run_reaches_nothing() -> None:
 
 
 def test_unknown_contracts_stand_with_the_primitives() -> None:
+    assert level_of("rotary_attention") == level_of("attention")
+    assert not is_required("rotary_attention")
     assert (level_of("gated_mlp"), level_of("attention"), level_of("verify"), level_of("program")) == (1, 2, 6, 3)

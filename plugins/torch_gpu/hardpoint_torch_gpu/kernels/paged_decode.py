@@ -226,9 +226,9 @@ class PagedDecode:
         kv_heads, v_width = keys.shape[2], values.shape[-1]
         shared = heads // kv_heads
         table = plan.tables[group]
-        # Steps that store here are recorded before serving, the others compile at their first use: these in one way, as
-        # those with shared pages, which are few.
-        few = new is not None and sharing is None and parts * kv_heads <= _FEW
+        # Steps of decodes alone are recorded before serving, the others compile at their first use: these in one way,
+        # as those with shared pages, which are few.
+        few = plan.decodes_alone and sharing is None and parts * kv_heads <= _FEW
         mixed = torch.empty((parts, heads, v_width), dtype=torch.float32, device=q.device)
         # Apart, so that both are aligned whatever the number of parts: for one that is not another kernel is compiled.
         best, total = (torch.empty((parts, heads), dtype=torch.float32, device=q.device) for _ in range(2))

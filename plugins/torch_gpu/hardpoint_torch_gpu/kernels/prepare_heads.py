@@ -10,8 +10,8 @@ import triton.language as tl
 
 from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
 
-#: Heads of a program.
-_ROWS = 8
+#: Heads of a program: of 7 shapes the fastest on an H200 with its 2 warps.
+_ROWS = 16
 
 
 @dataclass(frozen=True)

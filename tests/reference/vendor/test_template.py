@@ -19,7 +19,8 @@ pytestmark = pytest.mark.reference
 PROVIDERS = """
 from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.reference.providers import ReferenceProvider, reference_providers
-PROVIDERS = (*reference_providers(), ReferenceProvider(CONTRACTS["gated_mlp"]))
+BLOCKS = ("gated_mlp", "norm_linear", "norm_gated_mlp")
+PROVIDERS = (*reference_providers(), *(ReferenceProvider(CONTRACTS[name]) for name in BLOCKS))
 """
 
 

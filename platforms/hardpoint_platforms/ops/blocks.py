@@ -81,8 +81,10 @@ def _norm_weights(source: Source, kind: str, size: int) -> dict[str, Weight]:
     """Of a layer norm with a bias, of an l2 norm without a weight, of others with one."""
     if kind == "l2":
         return {}
-    weight = source.normal(size, scale=0.3) + (kind != "rms1p")
-    return {"norm_weight": weight} | ({"norm_bias": source.normal(size, scale=0.3)} if kind == "ln" else {})
+    weights: dict[str, Weight] = {"norm_weight": source.normal(size, scale=0.3) + (kind != "rms1p")}
+    if kind == "ln":
+        weights["norm_bias"] = source.normal(size, scale=0.3)
+    return weights
 
 
 def _linear_cases(dtype: torch.dtype) -> Iterator[tuple[str, str, tuple[int, ...], dict[str, Weight]]]:

@@ -22,6 +22,7 @@ from hardpoint_torch_gpu.pointwise import (
     TritonNorm,
     TritonRope,
 )
+from hardpoint_torch_gpu.rounded_input import NormBlock
 from hardpoint_torch_gpu.routing import TritonRoute
 from hardpoint_torch_gpu.sampling import TritonLogprobs, TritonSample, TritonVerify
 from hardpoint_torch_gpu.state_space import TritonConvState, TritonGatedDelta, TritonSsmScan
@@ -35,13 +36,14 @@ def triton_providers(
 ) -> tuple[OpProvider, ...]:
     """One planner for all attention ops of the device. `float8`: whether the device multiplies float8_e4m3fn."""
     planner = GpuPlanner(device.upload)
+    linear, mlp = TorchLinear(float8, FewRows(measurements)), EightBitMlp(float8)
     return (
         TritonAttention(planner),
         TritonMla(LatentPlanner(device.upload)),
         TritonConvState(planner),
         TritonSsmScan(planner),
         TritonGatedDelta(planner),
-        TorchLinear(float8, FewRows(measurements)),
+        linear,
         TorchLogits(),
         TableEmbedding(),
         TritonNorm(),
@@ -49,7 +51,9 @@ def triton_providers(
         TritonRope(),
         TritonActivation(),
         TritonGatedActivation(),
-        EightBitMlp(float8),
+        mlp,
+        NormBlock(linear),
+        NormBlock(mlp),
         TritonRoute(),
         TritonExperts(float8),
         TritonLora(),

@@ -28,6 +28,8 @@ def _norm_round(
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, CENTER: tl.constexpr, MEAN: tl.constexpr, PLUS_ONE: tl.constexpr,
     INTEGER: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
+    """GROUP: columns per scale, 0 for all."""
+    SIZE: tl.constexpr = GROUP if GROUP else BLOCK
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < size
@@ -39,9 +41,9 @@ def _norm_round(
     y = normed(x, w, bias_ptr, column, inside, size, eps, WEIGHT, BIAS, CENTER, MEAN, PLUS_ONE)
     # Rounded to the activations' dtype first, as where the two are apart.
     y = y.to(x_ptr.dtype.element_ty).to(tl.float32)
-    codes, scale = rounded(tl.reshape(y, (BLOCK // GROUP, GROUP)), INTEGER)
-    group = tl.arange(0, BLOCK // GROUP)
-    tl.store(scales_ptr + group.to(tl.int64) * rows + row, scale, mask=group * GROUP < size)
+    codes, scale = rounded(tl.reshape(y, (BLOCK // SIZE, SIZE)), INTEGER)
+    group = tl.arange(0, BLOCK // SIZE)
+    tl.store(scales_ptr + group.to(tl.int64) * rows + row, scale, mask=group * SIZE < size)
     codes = tl.reshape(codes, (BLOCK,)).to(codes_ptr.dtype.element_ty)
     tl.store(codes_ptr + row * size + column, codes, mask=inside)
 
@@ -68,6 +70,6 @@ def norm_round(
         _norm_round[(rows,)](
             x, residual, x if weight is None else weight, x if bias is None else bias, codes, scales, total,
             rows, columns, eps, **switches(kind, weight, bias), INTEGER=integers,
-            GROUP=size if size < columns else block, BLOCK=block, num_warps=warps(block), **ahead(x),
+            GROUP=size if size < columns else 0, BLOCK=block, num_warps=warps(block), **ahead(x),
         )  # fmt: skip
     return Rounded(codes, scales, x.dtype), total

@@ -69,8 +69,8 @@ class QuantScheme:
         offset: whether offsets are present.
         codebook: whether codes index a table.
         group_rows: rows that share their scales; more than 1 only with one level of scales and without offsets.
-        rounding: of the input of `linear` and of both products of `experts`; None: it stays as it is. Other ops that
-            meet such a weight take it as if it were None.
+        rounding: of the input of `linear`, of each product of a block and of both of `experts`; None: it stays as it
+            is. Other ops that meet such a weight take it as if it were None.
     """
 
     name: str

@@ -78,6 +78,8 @@ RESULTS: Mapping[str, Callable[[OpInstance, Sequence[Any]], Forms]] = {
     "activation": _like(0),
     "gated_activation": lambda i, args: _last(args[0], args[0].shape[-1] // 2),
     "gated_mlp": _like(0),
+    "norm_linear": lambda i, args: (_last(args[0], i.attrs["out_features"]), _like(1)(i, args)),
+    "norm_gated_mlp": lambda i, args: (_like(0)(i, args), _like(1)(i, args)),
     "attention": lambda i, args: (_last(args[0], i.attrs["v_head_dim"]), 3),
     "rotary_attention": lambda i, args: (_last(args[0], i.attrs["v_head_dim"]), 4),
     "mla_attention": lambda i, args: (_last(args[0], i.attrs["v_head_dim"]), 4),

@@ -96,6 +96,16 @@ def _gated_mlp(call: Call, attrs: Mapping[str, Any], item: int) -> Cost:
     return Cost(call.weight_bytes + call.rows * 2 * hidden * item, call.rows * 3 * hidden * inner)
 
 
+def _behind_norm(behind: Callable[[Call, Mapping[str, Any], int], Cost]) -> Callable[..., Cost]:
+    """Of an op whose input is a norm's: x is read as ever; the residual is read and the sum written beside that."""
+
+    def cost(call: Call, attrs: Mapping[str, Any], item: int) -> Cost:
+        own = behind(call, attrs, item)
+        return Cost(own.bytes + (call.sizes[0] + call.sizes[1]) * item, own.multiply_adds)
+
+    return cost
+
+
 def _experts(call: Call, attrs: Mapping[str, Any], item: int) -> Cost:
     hidden, inner = attrs["hidden"], attrs["intermediate"]
     matrices = 3 if attrs["gated"] else 2
@@ -160,6 +170,8 @@ COSTS: Mapping[str, Callable[[Call, Mapping[str, Any], int], Cost | None]] = {
     "linear": _linear,
     "logits": _logits,
     "gated_mlp": _gated_mlp,
+    "norm_linear": _behind_norm(_linear),
+    "norm_gated_mlp": _behind_norm(_gated_mlp),
     "moe_route": _route,
     "experts": _experts,
     "norm": _pass(2),

@@ -145,6 +145,8 @@ def _heads(attrs: Mapping[str, Any]) -> str:
 _NAMES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "linear": lambda a: f"{a['in_features']} -> {a['out_features']}",
     "gated_mlp": lambda a: f"{a['hidden']} x {a['intermediate']}",
+    "norm_linear": lambda a: f"{a['in_features']} -> {a['out_features']}",
+    "norm_gated_mlp": lambda a: f"{a['hidden']} x {a['intermediate']}",
     "experts": lambda a: f"{a['experts']} x {a['hidden']} x {a['intermediate']}, {a['top_k']} each",
     "moe_route": lambda a: f"{a['top_k']} of {a['experts']}",
     "rope": lambda a: f"{a['rotary_dim']}",

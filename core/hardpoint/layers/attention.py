@@ -8,6 +8,7 @@ import torch
 
 from hardpoint.layers.embedding import Ropes
 from hardpoint.layers.linear import Projections, linear, projection
+from hardpoint.layers.norm import Entry
 from hardpoint.layers.op import LayerBuilder
 from hardpoint.layers.rotary_attention import rotary_attention
 from hardpoint.layers.shard import Shard, after, scaled
@@ -39,13 +40,14 @@ class Attention:
         names: Names,
         ropes: Ropes,
         place: tuple[int, int],
+        before: Entry,
     ) -> None:
-        """`place` is the layer's cache group and its place among the pool layers."""
+        """`place` is the layer's cache group and its place among the pool layers; `before` the norm, bound here."""
         mine = build.shard.mine(spec.heads, "attention heads")
         heads, kv_heads = len(mine), len(build.shard.kv_heads(spec.kv_heads))
         self._counts, self._head_dim = (heads, kv_heads, kv_heads), spec.head_dim
         self._width = heads * spec.head_dim
-        self._qkv = _qkv(build, path, hidden, spec, names)
+        self._qkv = _qkv(build, path, hidden, spec, names, before)
         attrs = {
             "heads": heads,
             "kv_heads": kv_heads,
@@ -69,7 +71,7 @@ class Attention:
         return self._out(out.reshape(-1, self._width), weights), state
 
 
-def _qkv(build: LayerBuilder, path: str, hidden: int, spec: AttentionSpec, names: Names) -> Projections:
+def _qkv(build: LayerBuilder, path: str, hidden: int, spec: AttentionSpec, names: Names, before: Entry) -> Projections:
     whole = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.head_dim]
     kv = build.shard.kv_heads(spec.kv_heads)
     mine = scaled([build.shard.mine(spec.heads, "attention heads"), kv, kv], spec.head_dim)
@@ -79,9 +81,9 @@ def _qkv(build: LayerBuilder, path: str, hidden: int, spec: AttentionSpec, names
         starts = (0, whole[0], whole[0] + whole[1])
         rows = [after(start, part) for start, part in zip(starts, mine, strict=True)]
         one = projection(build, fused, hidden, sum(whole), spec.qkv_bias, rows=rows)
-        return Projections(build, fused, [(one, sizes)])
+        return Projections(build, fused, [(one, sizes)], before)
     parts = [
         (projection(build, f"{path}.{name}", hidden, size, spec.qkv_bias, rows=[rows]), [len(rows)])
         for name, size, rows in zip((names.q, names.k, names.v), whole, mine, strict=True)
     ]
-    return Projections(build, fused, parts)
+    return Projections(build, fused, parts, before)

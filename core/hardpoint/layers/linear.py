@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from hardpoint.layers.norm import Entry, done
 from hardpoint.layers.op import LayerBuilder, Op, Part, alike, cut, join_rows, on_first_rank
 from hardpoint_platforms.program import Weights
+
+#: x [..., in] and the weights -> [..., out].
+Product = Callable[[torch.Tensor, Weights], torch.Tensor]
 
 
 class Linear:
@@ -32,6 +37,17 @@ class Projection:
     out_features: int
     weight: Part
     bias: Part | None
+
+    @property
+    def weights(self) -> dict[str, Part]:
+        """As `linear` names them."""
+        return {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """Of `linear`."""
+        inputs = self.weight.spec.shape[1]
+        return {"in_features": inputs, "out_features": self.out_features, "bias": self.bias is not None}
 
 
 def projection(
@@ -59,18 +75,7 @@ def projection(
 
 def bind_linear(build: LayerBuilder, part: Projection, dtype: torch.dtype | None = None) -> Linear:
     """Bind one projection; `dtype` is that of its input where it is not the model's."""
-    weights = {"weight": part.weight} | ({} if part.bias is None else {"bias": part.bias})
-    return Linear(
-        build.bind(
-            "linear",
-            part.path,
-            weights,
-            dtype,
-            in_features=part.weight.spec.shape[1],
-            out_features=part.out_features,
-            bias=part.bias is not None,
-        )
-    )
+    return Linear(build.bind("linear", part.path, part.weights, dtype, **part.attrs))
 
 
 def linear(
@@ -84,6 +89,16 @@ def linear(
 ) -> Linear:
     """Look up and bind one projection."""
     return bind_linear(build, projection(build, path, in_features, out_features, bias, rows=rows, columns=columns))
+
+
+def _behind(build: LayerBuilder, part: Projection, before: Entry | None) -> Product:
+    """One projection; where a device has the norm before it in one op with it, what that op left to do: nothing."""
+    if before is None:
+        return bind_linear(build, part)
+    if before.claim(build, "norm_linear", part.path, part.weights, **part.attrs):
+        return done
+    before.bind(build)
+    return bind_linear(build, part)
 
 
 def fuse(path: str, parts: Sequence[Projection]) -> Projection | None:
@@ -100,13 +115,26 @@ class Projections:
 
     __slots__ = ("_linears", "_one", "_sizes")
 
-    def __init__(self, build: LayerBuilder, path: str, parts: Sequence[tuple[Projection, Sequence[int]]]) -> None:
-        """`path` names the fused one. `parts` are the checkpoint's, each with the widths of the outputs in it."""
+    def __init__(
+        self,
+        build: LayerBuilder,
+        path: str,
+        parts: Sequence[tuple[Projection, Sequence[int]]],
+        before: Entry | None = None,
+    ) -> None:
+        """`path` names the fused one. `parts` are the checkpoint's, each with the widths of the outputs in it.
+
+        before: the norm of their input, which becomes one op with the fused one where a device has that; bound here.
+        """
         fused = fuse(path, [part for part, _ in parts])
         self._sizes = [size for _, sizes in parts for size in sizes]
-        self._one = None if fused is None else bind_linear(build, fused)
+        self._one: Product | None = None
         self._linears: tuple[tuple[Linear, list[int]], ...] = ()
-        if fused is None:
+        if fused is not None:
+            self._one = _behind(build, fused, before)
+        else:
+            if before is not None:
+                before.bind(build)
             self._linears = tuple((bind_linear(build, part), list(sizes)) for part, sizes in parts)
 
     def split(self, x: torch.Tensor, weights: Weights) -> Sequence[torch.Tensor]:

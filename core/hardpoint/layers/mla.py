@@ -8,7 +8,7 @@ import torch
 
 from hardpoint.layers.embedding import Ropes
 from hardpoint.layers.linear import Projections, linear, projection
-from hardpoint.layers.norm import Norm
+from hardpoint.layers.norm import Entry, Norm
 from hardpoint.layers.op import LayerBuilder, cut
 from hardpoint.layers.shard import Shard, scaled
 from hardpoint.models.spec import LatentAttentionSpec, Names
@@ -53,8 +53,9 @@ class LatentAttention:
         names: Names,
         ropes: Ropes,
         place: tuple[int, int],
+        before: Entry,
     ) -> None:
-        """`place` is the layer's cache group and its place among the pool layers."""
+        """`place` is the layer's cache group and its place among the pool layers; `before` the norm, bound here."""
         mine = build.shard.mine(spec.heads, "attention heads")
         heads, head = len(mine), spec.nope_dim + spec.rope_dim
         self._heads, self._nope, self._rope_dim = heads, spec.nope_dim, spec.rope_dim
@@ -69,7 +70,7 @@ class LatentAttention:
             (first, [first.out_features]),
             (projection(build, f"{path}.kv_a_proj_with_mqa", hidden, sum(latent), spec.down_bias), latent),
         ]
-        self._down = Projections(build, f"{path}.q_kv_a_proj", parts)
+        self._down = Projections(build, f"{path}.q_kv_a_proj", parts, before)
         self._q_norm = self._q_up = None
         if spec.q_lora is not None:
             self._q_norm = Norm(build, f"{path}.q_a_layernorm", spec.q_lora, spec.latent_norm)

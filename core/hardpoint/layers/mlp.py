@@ -1,11 +1,15 @@
-"""The gated feed-forward block: claimed whole where a device has it, else two linears and an activation."""
+"""The gated feed-forward block: claimed whole where a device has it, with the norm before it or without, else two
+linears and an activation."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from hardpoint.layers.linear import Linear, Projection, Projections, bind_linear, fuse, projection
-from hardpoint.layers.op import LayerBuilder
+from hardpoint.layers.linear import Linear, Product, Projection, Projections, bind_linear, fuse, projection
+from hardpoint.layers.norm import AddNorm, done
+from hardpoint.layers.op import LayerBuilder, Part
 from hardpoint.layers.shard import after
 from hardpoint.models.spec import MLPSpec, Names
 from hardpoint_platforms.ops.contract import Kernel
@@ -39,11 +43,13 @@ class GatedMLP:
         return self._down(self._activate(self._gate_up.joined(x, weights)), weights)
 
 
-MLP = GatedBlock | GatedMLP
+def mlp(
+    build: LayerBuilder, path: str, hidden: int, spec: MLPSpec, names: Names, before: AddNorm | None = None
+) -> Product:
+    """Bind x [T, hidden] -> [T, hidden]; a rank's output is that of its columns, a part of a sum.
 
-
-def mlp(build: LayerBuilder, path: str, hidden: int, spec: MLPSpec, names: Names) -> MLP:
-    """Bind x [T, hidden] -> [T, hidden]; a rank's output is that of its columns, a part of a sum."""
+    before: the norm of its input, which becomes one op with it where a device has that; bound here.
+    """
     width = spec.intermediate
     mine = build.shard.mine(width, "columns of a feed-forward block")
     fused_path = f"{path}.{names.gate_up or 'gate_up_proj'}"
@@ -56,30 +62,24 @@ def mlp(build: LayerBuilder, path: str, hidden: int, spec: MLPSpec, names: Names
             for name in (names.gate, names.up)
         ]
     down = projection(build, f"{path}.{names.down}", width, hidden, spec.bias, columns=mine)
-    block = _claim(build, path, hidden, spec, fuse(fused_path, parts), down)
+    gate_up = fuse(fused_path, parts)
+    weights = None if gate_up is None else _weights(gate_up, down)
+    inner = down.weight.spec.shape[1]
+    attrs: dict[str, Any] = {"hidden": hidden, "intermediate": inner, "kind": spec.activation}
+    if weights is not None and before is not None and before.claim(build, "norm_gated_mlp", path, weights, **attrs):
+        return done
+    if before is not None:
+        before.bind(build)
+    block = None if weights is None else build.claim("gated_mlp", path, weights, **attrs)
     if block is not None:
-        return block
+        return GatedBlock(block.kernel, block.slot)
     activate = build.bind("gated_activation", f"{path}.act_fn", kind=spec.activation)
-    gate_up = Projections(build, fused_path, [(part, [part.out_features]) for part in parts])
-    return GatedMLP(gate_up, activate.kernel, bind_linear(build, down))
+    both = Projections(build, fused_path, [(part, [part.out_features]) for part in parts])
+    return GatedMLP(both, activate.kernel, bind_linear(build, down))
 
 
-def _claim(
-    build: LayerBuilder,
-    path: str,
-    hidden: int,
-    spec: MLPSpec,
-    gate_up: Projection | None,
-    down: Projection,
-) -> GatedBlock | None:
-    """The block op needs gate and up as one weight."""
-    if gate_up is None:
-        return None
-    weights = {"gate_up": gate_up.weight, "down": down.weight}
-    if gate_up.bias is not None:
-        weights["gate_up_bias"] = gate_up.bias
-    if down.bias is not None:
-        weights["down_bias"] = down.bias
-    width = down.weight.spec.shape[1]
-    op = build.claim("gated_mlp", path, weights, hidden=hidden, intermediate=width, kind=spec.activation)
-    return None if op is None else GatedBlock(op.kernel, op.slot)
+def _weights(gate_up: Projection, down: Projection) -> dict[str, Part]:
+    """Of the blocks, which need gate and up as one weight."""
+    biases = {"gate_up_bias": gate_up.bias, "down_bias": down.bias}
+    given = {name: bias for name, bias in biases.items() if bias is not None}
+    return {"gate_up": gate_up.weight, "down": down.weight, **given}

@@ -6,6 +6,8 @@ The residual stream travels beside the last block's output, so that each additio
 
     h, r = norm(x), x          first layer
     h, r = add_norm(block output, r)     everywhere else: r is the sum, h its norm
+
+A device may have a norm and what follows it as one op: h is then what that makes of the norm, and it does nothing more.
 """
 
 from __future__ import annotations
@@ -52,20 +54,21 @@ class DecoderLayer:
         path = f"{names.layers}.{number}"
         self._shard = build.shard
         first = FirstNorm if number == 0 else AddNorm
-        self._pre_attention = first(build, f"{path}.{names.pre_attention}", hidden, norm)
+        self._pre_attention = before = first(build, f"{path}.{names.pre_attention}", hidden, norm)
         where = f"{path}.{names.attention}"
         self._attention: Attention | LatentAttention
         if isinstance(spec.attention, AttentionSpec):
-            self._attention = Attention(build, where, hidden, spec.attention, names, ropes, place)
+            self._attention = Attention(build, where, hidden, spec.attention, names, ropes, place, before)
         else:
-            self._attention = LatentAttention(build, where, hidden, spec.attention, names, ropes, place)
+            self._attention = LatentAttention(build, where, hidden, spec.attention, names, ropes, place, before)
         self._post_attention = _post(build, path, names.post_attention, model)
         self._pre_ffn = AddNorm(build, f"{path}.{names.pre_ffn}", hidden, norm)
         where = f"{path}.{names.ffn}"
         if isinstance(spec.ffn, MoESpec):
+            self._pre_ffn.bind(build)
             self._ffn: Any = MoE(build, where, hidden, spec.ffn, names)
         else:
-            self._ffn = mlp(build, where, hidden, spec.ffn, names)
+            self._ffn = mlp(build, where, hidden, spec.ffn, names, self._pre_ffn)
         self._post_ffn = _post(build, path, names.post_ffn, model)
 
     def __call__(
@@ -134,7 +137,7 @@ class Decoder(CausalModel):
         self._norm: AddNorm | None = None
         self._logits: Logits | None = None
         if layers.stop == len(spec.layers):
-            self._norm = AddNorm(build, names.final_norm, spec.hidden_size, spec.norm)
+            self._norm = AddNorm(build, names.final_norm, spec.hidden_size, spec.norm).bind(build)
             head, where = (table, names.embed) if spec.tied else _head(build, book, spec)
             head = head if spec.tied else _dealt(head, shard)
             self._logits = Logits(build, where, head, spec.vocab_size, spec.logit_softcap)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from hardpoint_platforms.ops.activation import ACTIVATION, GATED_ACTIVATION
 from hardpoint_platforms.ops.attention import ATTENTION
-from hardpoint_platforms.ops.blocks import GATED_MLP
+from hardpoint_platforms.ops.blocks import GATED_MLP, NORM_GATED_MLP, NORM_LINEAR
 from hardpoint_platforms.ops.contract import OpContract
 from hardpoint_platforms.ops.embedding import EMBEDDING
 from hardpoint_platforms.ops.linear import LINEAR
@@ -33,6 +33,8 @@ CONTRACTS: Mapping[str, OpContract] = MappingProxyType(
             ACTIVATION,
             GATED_ACTIVATION,
             GATED_MLP,
+            NORM_LINEAR,
+            NORM_GATED_MLP,
             ATTENTION,
             ROTARY_ATTENTION,
             MLA_ATTENTION,

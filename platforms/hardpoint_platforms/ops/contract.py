@@ -124,7 +124,7 @@ class OpContract:
         tolerance: by dtype of the activations.
         reference: `build(instance) -> Kernel` in plain PyTorch.
         samples: `samples(dtype) -> Sample...`, edge cases included; seeded.
-        decomposition: for a block, the composites that stand in for it.
+        decomposition: for a block, the ops that stand in for it; one of them may be a block again.
     """
 
     name: str

@@ -13,7 +13,8 @@ from hardpoint_platforms.versioning import Version
 
 KINDS = ("rms", "rms1p", "ln", "l2")
 
-_ATTRIBUTES = {
+#: Attributes of whatever norms.
+ATTRIBUTES = {
     "kind": Attribute(
         "rms: x / sqrt(mean(x^2) + eps) * w; rms1p: times 1 + w; ln: layer norm; l2: x / sqrt(sum(x^2) + eps) * w",
         required=True,
@@ -72,7 +73,7 @@ NORM = OpContract(
     altitude=Altitude.PRIMITIVE,
     signature="norm(x: [..., H], w: (weight [H] or [h, H], bias [H]?)) -> [..., H]",
     doc="Over the last dimension, computed in float32. A weight [h, H] has a row for each head of x [T, h, H].",
-    attributes=_ATTRIBUTES,
+    attributes=ATTRIBUTES,
     reference=build_norm,
     samples=_norm_samples,
     tolerance=POINTWISE,
@@ -86,7 +87,7 @@ ADD_NORM = OpContract(
     altitude=Altitude.COMPOSITE,
     signature="add_norm(x: [..., H], residual: [..., H], w: (weight?, bias?)) -> (normed, new_residual)",
     doc="new_residual = x + residual, normed = norm(new_residual).",
-    attributes=_ATTRIBUTES,
+    attributes=ATTRIBUTES,
     reference=build_add_norm,
     samples=_add_norm_samples,
     tolerance=POINTWISE,

@@ -8,16 +8,17 @@ block of the weight ("gemm_a8w8_blockscale", floats). On gfx942 the floats are e
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 import torch
 from hardpoint_torch_gpu.eight_bits import PARTS, refusal, unpacked
 from hardpoint_torch_gpu.kernels.activate_round import activate_round
 from hardpoint_torch_gpu.kernels.eight_bit_gemm import EightBitWeight
 from hardpoint_torch_gpu.kernels.round_input import Rounded
+from hardpoint_torch_gpu.rounded_input import TakesRounded
 
-from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed, Weight
-from hardpoint_platforms.ops.provider import OpProvider, Support
+from hardpoint_platforms.ops.contract import OpInstance, Packed, Weight
+from hardpoint_platforms.ops.provider import Support
 from hardpoint_platforms.quant import Packing, QuantScheme
 from hardpoint_platforms.versioning import Version
 from hardpoint_rocm.aiter_library import BLOCKS, ROWS, Aiter
@@ -29,7 +30,7 @@ _BLOCK = 128
 _UNITS = {ROWS: 16, BLOCKS: _BLOCK}
 
 
-class _AiterProducts(OpProvider):
+class _AiterProducts(TakesRounded):
     """Another provider of products of 8-bit numbers; those of many rows are AITER's.
 
     Packed are the other's tensors, then per weight its scales as AITER reads them: float32 [N, 1], or [N/128, K/128].
@@ -39,19 +40,21 @@ class _AiterProducts(OpProvider):
     #: Names of the weights.
     weights: tuple[str, ...]
 
-    def __init__(self, inner: OpProvider, library: Aiter) -> None:
+    def __init__(self, inner: TakesRounded, library: Aiter) -> None:
         """inner: packs what `eight_bits.unpacked` reads, in the kind of floats that the chip multiplies."""
         self._inner, self._library = inner, library
         self.name = f"aiter + {inner.name}"
 
     def supports(self, instance: OpInstance) -> Support:
-        answer = self._inner.supports(instance)
-        if not answer:
-            return answer
-        for name in self.weights:
-            if why := self._refusal(instance, name):
-                return Support(False, why)
-        return Support(True, f"{answer.reason}; {LEAST_ROWS} rows and more by AITER's {self._function(instance)}")
+        if why := self.against(instance):
+            return Support(False, why)
+        ours = self._inner.supports(instance).reason
+        return Support(True, f"{ours}; {LEAST_ROWS} rows and more by AITER's {self._function(instance)}")
+
+    def against(self, instance: OpInstance) -> str:
+        if why := self._inner.against(instance):
+            return why
+        return next(filter(None, (self._refusal(instance, name) for name in self.weights)), "")
 
     def _function(self, instance: OpInstance) -> str:
         return " and ".join(dict.fromkeys(_kind(instance, name) for name in self.weights))
@@ -82,26 +85,23 @@ class _AiterProducts(OpProvider):
         extra = len(self.weights)
         return {**self._inner.packed_bytes(packed[:-extra]), **super().packed_bytes(packed[-extra:])}
 
-    def build(self, instance: OpInstance) -> Kernel:
-        otherwise, columns = self._inner.build(instance), instance.weights[self.weights[0]].shape[-1]
-        extra = len(self.weights)
+    def of_rounded(self, instance: OpInstance) -> Callable[[Rounded, Packed], torch.Tensor]:
+        few, extra = self._inner.of_rounded(instance), len(self.weights)
 
-        def kernel(x: torch.Tensor, w: Packed) -> torch.Tensor:
-            held = w[:-extra]
-            if x.numel() < LEAST_ROWS * columns:
-                y: torch.Tensor = otherwise(x, held)
-                return y
-            flat = x.reshape(-1, columns).contiguous()
-            return self.many(instance, flat, held, w[-extra:]).view(*x.shape[:-1], -1)
+        def kernel(x: Rounded, w: Packed) -> torch.Tensor:
+            if len(x.codes) < LEAST_ROWS:
+                return few(x, w[:-extra])
+            return self.many(instance, x, w[:-extra], w[-extra:])
 
         return kernel
 
     @abstractmethod
-    def many(self, instance: OpInstance, x: torch.Tensor, held: Packed, scales: Packed) -> torch.Tensor:
+    def many(self, instance: OpInstance, x: Rounded, held: Packed, scales: Packed) -> torch.Tensor:
         """The op for x [M, K] with many rows: [M, N]."""
 
     def product(self, x: Rounded, weight: EightBitWeight, scales: torch.Tensor) -> torch.Tensor:
         """x [M, K], weight [N, K] -> [M, N] of the dtype that x was."""
+        x = weight.alike(x)
         name = ROWS if weight.whole else BLOCKS
         return self._library.functions[name].call(
             XQ=x.codes, WQ=weight.values, x_scale=x.scales.t().contiguous(), w_scale=scales, dtype=x.dtype
@@ -114,9 +114,8 @@ class AiterLinear(_AiterProducts):
     op = "linear"
     weights = ("weight",)
 
-    def many(self, instance: OpInstance, x: torch.Tensor, held: Packed, scales: Packed) -> torch.Tensor:
-        weight = unpacked(instance, held)
-        return self.product(weight.rounded(x), weight, scales[0])
+    def many(self, instance: OpInstance, x: Rounded, held: Packed, scales: Packed) -> torch.Tensor:
+        return self.product(x, unpacked(instance, held), scales[0])
 
 
 class AiterGatedMlp(_AiterProducts):
@@ -125,13 +124,13 @@ class AiterGatedMlp(_AiterProducts):
     op = "gated_mlp"
     weights = ("gate_up", "down")
 
-    def many(self, instance: OpInstance, x: torch.Tensor, held: Packed, scales: Packed) -> torch.Tensor:
+    def many(self, instance: OpInstance, x: Rounded, held: Packed, scales: Packed) -> torch.Tensor:
         gate_up = unpacked(instance, held, "gate_up")
         down = unpacked(instance, held[PARTS:], "down")
         kind, limit, offset = (instance.attrs[name] for name in ("kind", "limit", "up_offset"))
-        both = self.product(gate_up.rounded(x), gate_up, scales[0])
+        both = self.product(x, gate_up, scales[0])
         inner = activate_round(both, kind, limit, offset, down.rounding)
-        return self.product(down.alike(inner), down, scales[1])
+        return self.product(inner, down, scales[1])
 
 
 def _kind(instance: OpInstance, name: str) -> str:

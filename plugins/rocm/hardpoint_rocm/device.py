@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from hardpoint_torch_gpu.device import TorchGpuDevice
 from hardpoint_torch_gpu.rotary_attention import RotaryAttention
+from hardpoint_torch_gpu.rounded_input import NormBlock, TakesRounded
 
 from hardpoint_platforms.capabilities import Capabilities, TuningChoice
 from hardpoint_platforms.device import DeviceInfo
@@ -52,15 +53,11 @@ class RocmDevice(TorchGpuDevice):
 
     def _by_aiter(self, library: Aiter, base: Sequence[OpProvider]) -> tuple[OpProvider, ...]:
         """Asked before `base`; they say why not where AITER is not there or does not fit."""
-        inner = {provider.op: provider for provider in reversed(base)}
+        inner = {provider.op: provider for provider in reversed(base) if isinstance(provider, TakesRounded)}
         planner = AiterPlanner(self.upload, self.torch_device)
+        linear, mlp = AiterLinear(inner["linear"], library), AiterGatedMlp(inner["gated_mlp"], library)
         attention = AiterAttention(planner, library.functions[ATTENTION])
-        return (
-            attention,
-            RotaryAttention(attention),
-            AiterLinear(inner["linear"], library),
-            AiterGatedMlp(inner["gated_mlp"], library),
-        )
+        return (attention, RotaryAttention(attention), linear, mlp, NormBlock(linear), NormBlock(mlp))
 
     def capabilities(self) -> Capabilities:
         return self._told

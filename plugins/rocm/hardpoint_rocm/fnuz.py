@@ -14,10 +14,12 @@ a quarter as large: the weight's scale takes up both factors.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from hardpoint_torch_gpu.kernels.round_input import Rounded
+from hardpoint_torch_gpu.rounded_input import TakesRounded
 
 from hardpoint_platforms.ops.contract import Kernel, OpInstance, Packed, Weight
 from hardpoint_platforms.ops.provider import OpProvider, Support
@@ -27,7 +29,7 @@ _NEGATIVE_ZERO, _NAN, _MAGNITUDE = 0x80, 0x7F, 0x7F
 #: Of the weight's numbers and of the input's.
 _FACTOR = 4.0
 #: Ops whose providers keep such weights as they are and multiply them so.
-_PRODUCTS = ("linear", "gated_mlp", "experts")
+_PRODUCTS = ("linear", "gated_mlp", "norm_linear", "norm_gated_mlp", "experts")
 
 
 def to_fnuz(values: torch.Tensor) -> torch.Tensor:
@@ -47,8 +49,11 @@ def _converted(packed: Packed) -> Packed:
     return tuple(found)
 
 
-class AsFnuz(OpProvider):
-    """Another provider of products of 8-bit numbers, whose floats are converted at load."""
+class AsFnuz(TakesRounded):
+    """Another provider of products of 8-bit numbers, whose floats are converted at load.
+
+    It takes an input that is rounded before where the other one does.
+    """
 
     def __init__(self, inner: OpProvider) -> None:
         self._inner = inner
@@ -70,6 +75,15 @@ class AsFnuz(OpProvider):
 
     def build(self, instance: OpInstance) -> Kernel:
         return self._inner.build(instance)
+
+    def against(self, instance: OpInstance) -> str:
+        if not isinstance(self._inner, TakesRounded):
+            return f"{self._inner.name} rounds its input itself"
+        return self._inner.against(instance)
+
+    def of_rounded(self, instance: OpInstance) -> Callable[[Rounded, Packed], torch.Tensor]:
+        assert isinstance(self._inner, TakesRounded)
+        return self._inner.of_rounded(instance)
 
 
 def as_fnuz(providers: Sequence[OpProvider]) -> tuple[OpProvider, ...]:

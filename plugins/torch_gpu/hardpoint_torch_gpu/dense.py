@@ -3,7 +3,7 @@ Triton kernels over quantized weights, which stay so, with x as it is or rounded
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,10 @@ from hardpoint_platforms.versioning import Version
 from hardpoint_torch_gpu import eight_bits
 from hardpoint_torch_gpu.few_rows import FewRows
 from hardpoint_torch_gpu.kernels.quant_gemm import gather
+from hardpoint_torch_gpu.kernels.round_input import Rounded
 from hardpoint_torch_gpu.pointwise import TorchEmbedding
 from hardpoint_torch_gpu.quantized import PARTS, pack, quant_product, refusal, unpacked
+from hardpoint_torch_gpu.rounded_input import TakesRounded
 
 
 def _wide_product(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -51,7 +53,7 @@ class _Dense(OpProvider):
         return (*pack(weight, instance.dtype), *super().pack(instance, others))
 
 
-class TorchLinear(_Dense):
+class TorchLinear(_Dense, TakesRounded):
     """Linear layers."""
 
     name = "torch linear"
@@ -70,13 +72,15 @@ class TorchLinear(_Dense):
             return Support(True, f"{scheme.name} stays packed, products of 8-bit numbers")
         return Support(True, f"{_support(instance, '').reason}; x rounded apart: {against}")
 
-    def _eight(self, instance: OpInstance) -> bool:
+    def against(self, instance: OpInstance) -> str:
         scheme = instance.weights["weight"].scheme
-        return scheme is not None and scheme.rounding is not None and not eight_bits.refusal(instance, self._float8)
+        if scheme is None or scheme.rounding is None:
+            return "weight is no product of 8-bit numbers"
+        return eight_bits.refusal(instance, self._float8)
 
     def pack(self, instance: OpInstance, weights: Mapping[str, Weight]) -> Packed:
         weight = weights["weight"]
-        if not (self._eight(instance) and isinstance(weight, QuantTensor)):
+        if self.against(instance) or not isinstance(weight, QuantTensor):
             packed = super().pack(instance, weights)
             if not _stays_packed(instance):
                 self.few.learn(packed[0])
@@ -89,14 +93,19 @@ class TorchLinear(_Dense):
         if spec.scheme is None or spec.scheme.rounding is None:
             return self._held(instance)
         rounding, kernel = spec.scheme.rounding, self._held(instance)
-        if not self._eight(instance):
+        if self.against(instance):
             # In the dtype of x, as the weight then is, and not in float32: a product as fast as any other.
             return lambda x, w: kernel(round_input(x, rounding).to(x.dtype), w)
+        return TakesRounded.build(self, instance)
+
+    def of_rounded(self, instance: OpInstance) -> Callable[[Rounded, Packed], torch.Tensor]:
+        spec = instance.weights["weight"]
+        assert spec.scheme is not None
         step = eight_bits.step_of(spec.scheme, spec.shape[-1])
 
-        def linear(x: torch.Tensor, w: Packed) -> torch.Tensor:
+        def linear(x: Rounded, w: Packed) -> torch.Tensor:
             bias = w[eight_bits.PARTS] if len(w) > eight_bits.PARTS else None
-            return eight_bits.eight_bit_product(x, eight_bits.unpacked(instance, w), bias, step)
+            return eight_bits.rounded_product(x, eight_bits.unpacked(instance, w), bias, step)
 
         return linear
 

@@ -77,15 +77,9 @@ def step_of(scheme: QuantScheme, columns: int) -> int:
     return min(_STEP, *((group & -group) or _STEP for group in _groups(scheme, columns)))
 
 
-def eight_bit_product(x: torch.Tensor, weight: EightBitWeight, bias: torch.Tensor | None, step: int) -> torch.Tensor:
-    """x [..., K] -> [..., N] of its dtype. `step`: of `step_of`."""
-    flat = x.reshape(-1, weight.values.shape[1]).contiguous()
-    return rounded_product(weight.rounded(flat), weight, bias, step).view(*x.shape[:-1], weight.rows)
-
-
 def rounded_product(x: Rounded, weight: EightBitWeight, bias: torch.Tensor | None, step: int) -> torch.Tensor:
-    """The product with an input [M, K] that is rounded already, as `EightBitWeight.rounded` does: [M, N]."""
-    tokens = len(x.codes)
+    """The product with an input [M, K] as `round_rows` makes it: [M, N] of its dtype. `step`: of `step_of`."""
+    tokens, x = len(x.codes), weight.alike(x)
     if not tokens:
         return torch.empty((0, weight.rows), dtype=x.dtype, device=x.codes.device)
     if bias is None and _library_takes(x, weight):

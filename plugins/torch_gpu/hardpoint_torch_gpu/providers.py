@@ -24,6 +24,7 @@ from hardpoint_torch_gpu.pointwise import (
     TritonRope,
 )
 from hardpoint_torch_gpu.rotary_attention import RotaryAttention
+from hardpoint_torch_gpu.rounded_input import NormBlock
 from hardpoint_torch_gpu.routing import TritonRoute
 from hardpoint_torch_gpu.sampling import TritonLogprobs, TritonSample, TritonVerify
 from hardpoint_torch_gpu.state_space import TritonConvState, TritonGatedDelta, TritonSsmScan
@@ -38,6 +39,7 @@ def triton_providers(
     """One planner for all attention ops of the device. `float8`: whether the device multiplies float8_e4m3fn."""
     planner = GpuPlanner(device.upload)
     attention = TritonAttention(planner)
+    linear, mlp = TorchLinear(float8, FewRows(measurements)), EightBitMlp(float8)
     return (
         attention,
         GpuSdpa(device.to_device),
@@ -46,7 +48,7 @@ def triton_providers(
         TritonConvState(planner),
         TritonSsmScan(planner),
         TritonGatedDelta(planner),
-        TorchLinear(float8, FewRows(measurements)),
+        linear,
         TorchLogits(),
         TableEmbedding(),
         TritonNorm(),
@@ -54,7 +56,9 @@ def triton_providers(
         TritonRope(),
         TritonActivation(),
         TritonGatedActivation(),
-        EightBitMlp(float8),
+        mlp,
+        NormBlock(linear),
+        NormBlock(mlp),
         TritonRoute(),
         TritonExperts(float8),
         TritonLora(),

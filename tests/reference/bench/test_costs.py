@@ -36,6 +36,27 @@ def instance(op: str, *shapes: tuple[int, ...], scheme: QuantScheme | None = Non
             Call(instance("gated_mlp", (8, 3), (3, 4), hidden=3, intermediate=4, kind="silu"), 5, (15,), 144),
             Cost(144 + 5 * 2 * 3 * 4, 5 * 36),
         ),
+        # as those, and 3 rows of a residual read, of a sum written
+        (
+            Call(
+                instance("norm_linear", (10,), (10,), (6, 10), in_features=10, out_features=6, norm_kind="rms"),
+                3,
+                (30, 30),
+                140,
+            ),
+            Cost(140 + 192 + 2 * 3 * 10 * 4, 180),
+        ),
+        (
+            Call(
+                instance(
+                    "norm_gated_mlp", (3,), (3,), (8, 3), (3, 4), hidden=3, intermediate=4, kind="silu", norm_kind="ln"
+                ),
+                5,
+                (15, 15),
+                156,
+            ),
+            Cost(156 + 5 * 4 * 3 * 4, 5 * 36),
+        ),
         # two rows of a table of 10 rows of 7 bytes each, two ids, two rows of 8 numbers
         (Call(instance("embedding", (10, 8)), 2, (2,), 70), Cost(2 * 7 + 2 * 8 + 2 * 32)),
         (Call(instance("norm", (8,), kind="rms", eps=1e-5), 3, (24,), 32), Cost(2 * 24 * 4 + 32)),

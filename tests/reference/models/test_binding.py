@@ -186,6 +186,51 @@ def test_a_choice_for_a_part_holds_for_the_block(
     assert against == ({f"--kernel {choice}"} if len(layers) < 3 else set())
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "phi3", "qwen3_moe", "deepseek_v2"])
+def test_a_norm_and_what_follows_as_one_op_give_the_same_logits(
+    family: str, make_model: Any, serve: Any, prompts: Any
+) -> None:
+    _, folder = make_model(family)
+    blocks = [ReferenceProvider(CONTRACTS[name]) for name in ("norm_linear", "norm_gated_mlp")]
+    claimed, apart = serve(folder, own=blocks), serve(folder)
+    assert (_logits(claimed, prompts[0]) - _logits(apart, prompts[0])).abs().max() < 1e-4
+
+    def bound(served: Any, op: str) -> list[str]:
+        return [b.instance.where for b in served.ops.bindings if b.instance.op == op and b.provider != "(decomposed)"]
+
+    projections, blocks_of_mlps = bound(claimed, "norm_linear"), bound(claimed, "norm_gated_mlp")
+    layers = len(apart.model._layers)
+    fused = "q_kv_a_proj" if family == "deepseek_v2" else "qkv_proj"
+    assert projections == [f"layers.{layer}.self_attn.{fused}" for layer in range(1, layers)]
+    dense = {"qwen3_moe": [1], "deepseek_v2": [0]}.get(family, range(layers))
+    assert blocks_of_mlps == [f"layers.{layer}.mlp" for layer in dense]
+    # what is left to the norm alone: the last one, and those before experts
+    assert len(bound(claimed, "add_norm")) == 1 + layers - len(dense)
+    assert not {*projections} & {*bound(claimed, "linear")}
+
+
+def test_without_such_a_device_ops_are_bound_as_ever(make_model: Any, serve: Any) -> None:
+    _, folder = make_model("llama")
+    bindings = [b for b in serve(folder).ops.bindings if ".1." in b.instance.where]
+    assert [(b.instance.op, b.instance.where.removeprefix("layers.1.")) for b in bindings] == [
+        ("norm_linear", "self_attn.qkv_proj"),
+        ("add_norm", "input_layernorm"),
+        ("linear", "self_attn.qkv_proj"),
+        ("rotary_attention", "self_attn"),
+        ("attention", "self_attn"),
+        ("linear", "self_attn.o_proj"),
+        ("norm_gated_mlp", "mlp"),
+        ("add_norm", "post_attention_layernorm"),
+        ("gated_mlp", "mlp"),
+        ("gated_activation", "mlp.act_fn"),
+        ("linear", "mlp.gate_up_proj"),
+        ("linear", "mlp.down_proj"),
+    ]
+    decomposed = {b.instance.op: b.reason for b in bindings if b.provider == "(decomposed)"}
+    assert decomposed["norm_linear"] == "into add_norm, linear"
+    assert decomposed["norm_gated_mlp"] == "into add_norm, gated_mlp"
+
+
 def test_each_distinct_rope_is_bound_once_and_its_table_is_float32(serve: Any) -> None:
     config = {
         "model_type": "gemma3_text",

@@ -41,6 +41,8 @@ NAMES = [
     "mla_attention",
     "moe_route",
     "norm",
+    "norm_gated_mlp",
+    "norm_linear",
     "rope",
     "rotary_attention",
     "sample",
@@ -113,7 +115,8 @@ def test_every_optional_weight_and_attribute_value_is_sampled():
             assert given == ({True, False} if weight.endswith("?") else {True}), (contract.name, weight)
         for name, attribute in contract.attributes.items():
             seen = {instance.attrs[name] for instance in instances}
-            shared_with_activation = contract.name in ("gated_mlp", "experts") and name in ("kind", "activation")
+            gates = contract.name in ("gated_mlp", "norm_gated_mlp", "experts")
+            shared_with_activation = gates and name in ("kind", "activation")
             if not shared_with_activation:
                 assert seen >= set(attribute.choices), (contract.name, name)
 
@@ -218,6 +221,8 @@ def test_reference_device_binds_everything_and_shares_one_planner():
     decomposed = [b for b in table.bindings if b.provider == "(decomposed)"]
     assert {b.instance.op: b.reason for b in decomposed} == {
         "gated_mlp": "into linear, gated_activation, linear",
+        "norm_linear": "into add_norm, linear",
+        "norm_gated_mlp": "into add_norm, gated_mlp",
         "rotary_attention": "into norm, rope, attention",
     }
 

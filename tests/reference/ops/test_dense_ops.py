@@ -146,9 +146,25 @@ def _mlp(arguments, weights, attrs):
     return inner @ weights["down"].T + weights.get("down_bias", 0)
 
 
+def _behind_norm(product):
+    def both(arguments, weights, attrs):
+        total = arguments[0] + arguments[1]
+        norm = {name: weights[f"norm_{name}"] for name in ("weight", "bias") if f"norm_{name}" in weights}
+        normed = _norm(total, norm, {**attrs, "kind": attrs["norm_kind"]})
+        if attrs["rounding"] is not None:
+            normed = _rounded(normed, attrs["rounding"])
+        return product((normed,), weights, attrs), total
+
+    return both
+
+
+def _linear(arguments, weights, attrs):
+    return arguments[0] @ weights["weight"].T + weights.get("bias", 0)
+
+
 ORACLES = {
     "embedding": lambda a, w, attrs: w["weight"][a[0].long()] * attrs["scale"],
-    "linear": lambda a, w, attrs: a[0] @ w["weight"].T + w.get("bias", 0),
+    "linear": _linear,
     "norm": lambda a, w, attrs: _norm(a[0], w, attrs),
     "add_norm": lambda a, w, attrs: (_norm(a[0] + a[1], w, attrs), a[0] + a[1]),
     "rope": _rope,
@@ -157,6 +173,8 @@ ORACLES = {
     "logits": _logits,
     "lora": _lora,
     "gated_mlp": _mlp,
+    "norm_linear": _behind_norm(_linear),
+    "norm_gated_mlp": _behind_norm(_mlp),
 }
 
 
@@ -167,10 +185,10 @@ def test_against_float64(name, dtype, providers, close):
     for case in contract.samples(dtype):
         weights = {key: _wide(weight) for key, weight in case.weights.items()}
         arguments = tuple(x.double() for x in case.make())
-        product = case.instance.weights.get("weight" if name == "linear" else "gate_up")
+        product = case.instance.weights.get("weight" if name in ("linear", "norm_linear") else "gate_up")
         scheme = product.scheme if product is not None else None
         rounding = scheme.rounding if scheme is not None else None
-        if rounding is not None:
+        if rounding is not None and not name.startswith("norm_"):
             arguments = (_rounded(arguments[0], rounding),)
         expected = ORACLES[name](arguments, weights, {**case.instance.attrs, "rounding": rounding})
         actual = run(providers[name], case)

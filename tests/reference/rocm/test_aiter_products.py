@@ -14,6 +14,8 @@ from hardpoint_rocm.aiter_products import LEAST_ROWS, AiterGatedMlp, AiterLinear
 from hardpoint_rocm.fnuz import AsFnuz
 from hardpoint_torch_gpu.dense import TorchLinear
 from hardpoint_torch_gpu.gated_mlp import EightBitMlp
+from hardpoint_torch_gpu.pointwise import TritonAddNorm
+from hardpoint_torch_gpu.rounded_input import NormBlock
 
 from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import Sample, Weight
@@ -209,3 +211,43 @@ def test_a_gated_mlp_needs_both_products() -> None:
 def test_a_gated_mlp_that_is_no_block_here_is_none_there() -> None:
     answer = mlp().supports(mlp_case("fp8", "q8_0").instance)
     assert (bool(answer), answer.reason) == (False, "down is no product of 8-bit numbers")
+
+
+@pytest.mark.parametrize("fnuz", [False, True])
+@pytest.mark.parametrize("scheme", ["fp8", "fp8_block", "int8"])
+def test_a_norm_hands_its_numbers_to_either(scheme: str, fnuz: bool) -> None:
+    """To AITER's product where rows are many, to Triton's where they are few: as the norm alone and a product."""
+    rows = {"in_features": 256, "out_features": 256}
+    weights: dict[str, Weight] = {
+        "norm_weight": Source(5).normal(256) + 1.0,
+        "weight": quantized(Source(6), (256, 256), SCHEMES[scheme]),
+    }
+    product = AiterLinear(AsFnuz(TorchLinear()) if fnuz else TorchLinear(), library())
+    ours, alone = NormBlock(product), {"weight": weights["weight"]}
+    for tokens, calls in ((LEAST_ROWS, [KINDS[scheme]]), (4, [])):
+
+        def make(count: int, tokens: int, source: Source) -> tuple[torch.Tensor, ...]:
+            return tuple(source.normal(tokens, 256, dtype=HALF) for _ in range(count))
+
+        case = sample(
+            CONTRACTS["norm_linear"], "both", HALF, partial(make, 2, tokens), weights, norm_kind="rms", **rows
+        )
+        assert ours.supports(case.instance)
+        assert "by AITER's" in ours.supports(case.instance).reason
+        aiter_stand_in.CALLS.clear()
+        with torch.inference_mode():
+            y, total = run(ours, case)
+        assert calls == aiter_stand_in.CALLS
+        x, residual = case.make()
+        norm = CONTRACTS["add_norm"].instance("n", HALF, {"weight": case.instance.weights["norm_weight"]}, kind="rms")
+        normed, summed = TritonAddNorm().build(norm)(x, residual, (weights["norm_weight"],))
+        apart = sample(CONTRACTS["linear"], "apart", HALF, lambda _, n=normed: (n,), alone, **rows)
+        with torch.inference_mode():
+            assert torch.equal(y, run(product, apart))
+        assert torch.equal(total, summed)
+
+
+def test_a_norm_is_not_claimed_where_the_library_does_not_fit() -> None:
+    ours = NormBlock(AiterLinear(TorchLinear(), library()))
+    case = next(one for one in CONTRACTS["norm_linear"].samples(torch.float32) if one.instance.where == "fp8")
+    assert "16-bit ones" in ours.supports(case.instance).reason

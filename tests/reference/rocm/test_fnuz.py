@@ -10,13 +10,14 @@ from hardpoint_torch_gpu.dense import TorchLinear
 from hardpoint_torch_gpu.experts import TritonExperts
 from hardpoint_torch_gpu.gated_mlp import EightBitMlp
 from hardpoint_torch_gpu.providers import triton_providers
+from hardpoint_torch_gpu.rounded_input import NormBlock
 
 from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import Sample, Weight
 from hardpoint_platforms.ops.samples import SCHEMES, Source, quantized, run, sample
 from hardpoint_platforms.reference.blocks import build_gated_mlp
 from hardpoint_platforms.reference.platform import ReferenceDevice
-from hardpoint_platforms.reference.providers import reference_providers
+from hardpoint_platforms.reference.providers import ReferenceProvider, reference_providers
 
 pytestmark = pytest.mark.reference
 
@@ -109,12 +110,33 @@ def test_the_gated_mlp_agrees_with_the_reference(scheme: str) -> None:
     torch.testing.assert_close(found, wanted, atol=tolerance.atol, rtol=tolerance.rtol)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the test mode of the conformance kit runs these")
+@pytest.mark.parametrize("scheme", ["fp8", "fp8_block"])
+@pytest.mark.parametrize("op", ["norm_linear", "norm_gated_mlp"])
+def test_blocks_behind_a_norm_agree_with_the_reference(op: str, scheme: str) -> None:
+    """Whether the block is converted or what it is made of."""
+    case = fp8_sample(op, scheme)
+    product = TorchLinear() if op == "norm_linear" else EightBitMlp()
+    for provider in (AsFnuz(NormBlock(product)), NormBlock(AsFnuz(product))):
+        assert provider.supports(case.instance).reason.endswith("; as e4m3fnuz")
+        packed = provider.pack(case.instance, case.weights)
+        assert not any(part.dtype is F8 for part in packed)
+        with torch.inference_mode():
+            found, wanted = run(provider, case), run(ReferenceProvider(CONTRACTS[op]), case)
+        tolerance = CONTRACTS[op].tolerance[torch.float32]
+        torch.testing.assert_close(found, wanted, atol=tolerance.atol, rtol=tolerance.rtol)
+
+
+def test_what_takes_no_rounded_input_says_so() -> None:
+    assert "rounds its input itself" in AsFnuz(TritonExperts()).against(fp8_sample("experts", "fp8").instance)
+
+
 def test_only_products_are_replaced() -> None:
     plain = triton_providers(ReferenceDevice())
     ours = as_fnuz(plain)
     assert [provider.op for provider in ours] == [provider.op for provider in plain]
     replaced = {new.op for old, new in zip(plain, ours, strict=True) if new is not old}
-    assert {"linear", "experts"} <= replaced <= {"linear", "experts", "gated_mlp"}
+    assert replaced == {"linear", "experts", "gated_mlp", "norm_linear", "norm_gated_mlp"}
 
 
 def test_other_weights_are_told_and_packed_as_ever() -> None:

@@ -196,8 +196,8 @@ def _shape_for(at: Target) -> None:
             module.limits_of = lambda device: at.limits  # type: ignore[attr-defined]
 
 
-def compiled(launch: Launch, at: Target) -> Compiled:
-    """Raises what Triton raises for a launch that does not compile, RuntimeError for one that `in_flight` finds."""
+def built(launch: Launch, at: Target) -> Any:
+    """What Triton makes of it. Raises what Triton raises for a launch that does not compile."""
     constants, options = dict(launch.constants), dict(launch.options)
     if not at.amd and at.gpu.arch >= 90 and "AHEAD" in constants:
         constants, options = constants | {"AHEAD": True}, options | {"launch_pdl": True}
@@ -207,7 +207,12 @@ def compiled(launch: Launch, at: Target) -> Compiled:
         constexprs=constants,
         attrs={(place,): [["tt.divisibility", ALIGNED]] for place in launch.aligned},
     )
-    done = compile(source, target=at.gpu, options=options)
+    return compile(source, target=at.gpu, options=options)
+
+
+def compiled(launch: Launch, at: Target) -> Compiled:
+    """Raises what `built` raises, RuntimeError for a launch that `in_flight` finds."""
+    done = built(launch, at)
     if not at.amd:
         if wrong := in_flight(done.asm["ptx"], launch.name not in IN_REGISTERS):
             raise RuntimeError(f"faults of products under way: {len(wrong)}, first: {wrong[0]}")

@@ -12,6 +12,8 @@ from hardpoint_torch_gpu.kernels import eight_bit_gemm, paged_decode, paged_pref
 from hardpoint_torch_gpu.kernels.experts import Epilogue, grouped, route
 from hardpoint_torch_gpu.kernels.mla_decode import mla_decode
 from hardpoint_torch_gpu.kernels.mla_prefill import mla_prefill
+from hardpoint_torch_gpu.kernels.norm import LONGEST
+from hardpoint_torch_gpu.kernels.norm_round import norm_round
 from hardpoint_torch_gpu.kernels.prepare_heads import HeadRule, prepare_heads
 from hardpoint_torch_gpu.plan import GpuPlan
 from hardpoint_torch_gpu.quantized import tiling
@@ -47,6 +49,9 @@ def note_largest(float8: torch.dtype) -> None:
         for tokens in _TOKENS:
             rounded = eight.rounded(torch.empty(tokens, _SIDE, dtype=torch.bfloat16))
             eight_bit_gemm.eight_bit_dot(rounded, eight, None, eight_bits.cutting(eight, tokens, 128))
+        for group, columns in itertools.product((0, 128), (2 * _SIDE, LONGEST)):
+            x, weight = torch.empty(3, columns, dtype=torch.bfloat16), torch.empty(columns)
+            norm_round(x, x, "ln", 1e-5, weight, weight, Rounding(codes, group))
     _experts(float8)
 
 

@@ -13,6 +13,7 @@ from hardpoint_torch_gpu.few_rows import FewRows
 from hardpoint_torch_gpu.kernels.activate_round import activate_round
 from hardpoint_torch_gpu.kernels.eight_bit_gemm import EightBitCut, EightBitWeight, eight_bit_dot
 from hardpoint_torch_gpu.kernels.lora import add_adapters
+from hardpoint_torch_gpu.kernels.norm_round import norm_round
 from hardpoint_torch_gpu.kernels.paged_decode import PagedDecode
 from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight, Tiles, dequantize, gather, quant_dot
 from hardpoint_torch_gpu.kernels.quant_gemv import quant_gemv, takes
@@ -138,8 +139,16 @@ def note_eight_bits(float8: torch.dtype = torch.float8_e4m3fn) -> None:
         for rounding in (Rounding(codes), Rounding(codes, 128)):
             activate_round(torch.zeros(3, 2 * 14336, dtype=torch.bfloat16), "silu", None, 0.0, rounding)
             activate_round(torch.zeros(3, 2 * 256, dtype=torch.bfloat16), "gelu_tanh", 7.0, 1.0, rounding)
+            note_norms(rounding)
     for name in ("fp8", "fp8_block", "int8"):
         note_experts(name)
+
+
+def note_norms(rounding: Rounding) -> None:
+    """Norms that round what they make, in rows of a model."""
+    x, weight = torch.zeros(3, 4096, dtype=torch.bfloat16), torch.zeros(4096)
+    for kind, bias in (("rms", None), ("rms1p", None), ("ln", weight), ("ln", None)):
+        norm_round(x, x, kind, 1e-5, weight, bias, rounding)
 
 
 def note_experts(name: str) -> None:

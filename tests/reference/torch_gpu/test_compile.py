@@ -17,12 +17,14 @@ CAPABILITIES = ("80", "90", "100")
 
 @pytest.fixture
 def compiling(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`ahead_of_time.py` with arguments, in a process where kernels are compiled and not interpreted."""
+    """`ahead_of_time.py`, or the script named first, with arguments: kernels are compiled there and not interpreted."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, Path(__file__).with_name("ahead_of_time.py"), *words]
+        script = words[0] if words[0].endswith(".py") else "ahead_of_time.py"
+        words = words[words[0] == script :]
+        command = [sys.executable, Path(__file__).with_name(script), *words]
         return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
     return run
@@ -46,3 +48,11 @@ def test_every_kernel_compiles_for_a_generation_in_turn(
     assert {"_decode", "_prefill", "_store", "_gemv", "_norm", "_rope", "_activate", "_pieces", "_rows"} <= kernels
     assert "_prepare" in kernels
     assert {rest.partition(":")[0] for _, rest in compiled} == set(CAPABILITIES)
+
+
+def test_a_norm_that_rounds_adds_up_as_the_norm_alone(
+    compiling: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = compiling("order_of_sums.py", "90", "gfx942")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == 2 * 2 * 3 * 2

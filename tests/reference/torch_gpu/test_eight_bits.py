@@ -125,8 +125,12 @@ def test_what_is_no_number_spoils_its_row_alone(codes: Codes, bad: float) -> Non
     x[1, 5] = bad
     scheme = QuantScheme("s", F8 if codes is Codes.FLOAT8 else I8, 8, 64, rounding=Rounding(codes))
     weight = quantized(Source(3), (20, 64), scheme)
-    y = eight_bits.eight_bit_product(x, held(weight), None, 64)
+    y = product(x, held(weight), 64)
     assert torch.equal(y.isfinite().any(1), torch.tensor([True, False, True]))
+
+
+def product(x: torch.Tensor, weight: EightBitWeight, step: int) -> torch.Tensor:
+    return eight_bits.rounded_product(weight.rounded(x), weight, None, step)
 
 
 def held(weight: QuantTensor) -> EightBitWeight:
@@ -199,7 +203,7 @@ def test_a_row_does_not_depend_on_its_company() -> None:
     x = Source(6).normal(7, columns)
     spoiled = x.clone()
     spoiled[:3] = float("nan")
-    both = [eight_bits.eight_bit_product(rows, ours, None, 128) for rows in (x, spoiled)]
+    both = [product(rows, ours, 128) for rows in (x, spoiled)]
     assert torch.equal(both[0][3:], both[1][3:])
 
 
@@ -207,14 +211,16 @@ def test_no_rows_at_all_and_zeros() -> None:
     one = linear(SCHEMES["fp8"], 40, 256, 0, F32)
     assert run(TorchLinear(), one).shape == (0, 40)
     weight = quantized(Source(3), (40, 256), SCHEMES["int8"])
-    assert not eight_bits.eight_bit_product(torch.zeros(2, 3, 256), held(weight), None, 128).any()
+    assert not product(torch.zeros(6, 256), held(weight), 128).any()
 
 
 def test_leading_dimensions_and_views() -> None:
-    ours = held(quantized(Source(3), (40, 256), SCHEMES["fp8_block"]))
+    one, provider = linear(SCHEMES["fp8_block"], 40, 256, 6, F32), TorchLinear()
+    weight = one.weights["weight"]
+    assert isinstance(weight, QuantTensor)
     x = Source(6).normal(256, 6).t()
-    found = eight_bits.eight_bit_product(x.view(2, 3, 256), ours, None, 128)
-    assert torch.equal(found.view(6, 40), eight_bits.eight_bit_product(x.contiguous(), ours, None, 128))
+    found = provider.build(one.instance)(x.view(2, 3, 256), provider.pack(one.instance, one.weights))
+    assert torch.equal(found.view(6, 40), product(x.contiguous(), held(weight), 128))
 
 
 def test_a_packed_weight_is_as_large_as_in_the_file() -> None:

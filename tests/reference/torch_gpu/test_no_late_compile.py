@@ -56,6 +56,11 @@ def gptq(folder: Path) -> Path:
     return write_pair(plain(folder / "saved"), folder, FORMATS["gptq4"]).folder
 
 
+def fp8(folder: Path) -> Path:
+    """Layers of 8-bit floats, whose norms and activations round for the next product."""
+    return write_pair(plain(folder / "saved"), folder, FORMATS["fp8-block"]).folder
+
+
 def q4_1(folder: Path) -> Path:
     """All of 4 bits with offsets, one quantized table for embedding and logits, as in small models' GGUF files."""
     made = config(tie_word_embeddings=True)
@@ -112,7 +117,7 @@ def of_all_kinds(chance: random.Random) -> SamplingParams:
 
 
 @pytest.mark.parametrize("record", ["first", "all"])
-@pytest.mark.parametrize("model", [q4_1, plain, gptq, experts])
+@pytest.mark.parametrize("model", [q4_1, plain, gptq, experts, fp8])
 def test_a_crowd_launches_nothing_new(model: Callable[[Path], Path], record: str, tmp_path: Path) -> None:
     variants = Variants()
     with noting(variants):

@@ -9,7 +9,7 @@ import triton.language as tl
 from hardpoint_platforms.quant import Codes, Rounding
 from hardpoint_torch_gpu.kernels.activation import KINDS, activated
 from hardpoint_torch_gpu.kernels.ahead import after_others, ahead
-from hardpoint_torch_gpu.kernels.round_input import Rounded, largest, nearest
+from hardpoint_torch_gpu.kernels.round_input import Rounded, rounded
 
 #: Columns per scale that a program holds in registers.
 MOST = 16384
@@ -38,11 +38,9 @@ def _activate_round(
     # Rounded to the activations' dtype first, as where the two are apart.
     y = (activated(gate, KIND) * (up + offset)).to(x_ptr.dtype.element_ty).to(tl.float32)
     y = tl.where(there, y, 0.0)
-    top = largest(y).to(tl.float32, bitcast=True)
-    scale = tl.div_rn(top, tl.full((HEIGHT,), 127.0 if INTEGER else 448.0, tl.float32))
-    divisor = tl.broadcast_to(tl.where(scale > 0, scale, 1.0)[:, None], (HEIGHT, BLOCK))
+    codes, scale = rounded(y, INTEGER)
     tl.store(scales_ptr + group * (rows // groups) + token, scale, mask=row < rows)
-    codes = nearest(tl.div_rn(y, divisor), INTEGER).to(codes_ptr.dtype.element_ty)
+    codes = codes.to(codes_ptr.dtype.element_ty)
     tl.store(codes_ptr + row.to(tl.int64)[:, None] * size + column[None, :], codes, mask=there)
 
 

@@ -58,6 +58,21 @@ def largest(x):
     return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
 
 
+@triton.jit
+def scale_of(top, INTEGER: tl.constexpr):
+    """The scale of each row by the bits of its largest magnitude; what to divide by: no zero."""
+    size: tl.constexpr = top.shape[0]
+    scale = tl.div_rn(top.to(tl.float32, bitcast=True), tl.full((size,), 127.0 if INTEGER else 448.0, tl.float32))
+    return scale, tl.where(scale > 0, scale, 1.0)
+
+
+@triton.jit
+def rounded(x, INTEGER: tl.constexpr):
+    """Rows x [R, C] that a program holds whole, as codes, still float32, and their scales."""
+    scale, divisor = scale_of(largest(x), INTEGER)
+    return nearest(tl.div_rn(x, tl.broadcast_to(divisor[:, None], x.shape)), INTEGER), scale
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _round(
     x_ptr, codes_ptr, scales_ptr, rows, groups, size,
@@ -75,9 +90,8 @@ def _round(
         for first in range(BLOCK, size, BLOCK):
             inside = there & (first + column < size)[None, :]
             top = tl.maximum(top, largest(tl.load(x_ptr + start + first, mask=inside, other=0.0).to(tl.float32)))
-    top = top.to(tl.float32, bitcast=True)
-    scale = tl.div_rn(top, tl.full((HEIGHT,), 127.0 if INTEGER else 448.0, tl.float32))
-    divisor = tl.broadcast_to(tl.where(scale > 0, scale, 1.0)[:, None], (HEIGHT, BLOCK))
+    scale, divisor = scale_of(top, INTEGER)
+    divisor = tl.broadcast_to(divisor[:, None], (HEIGHT, BLOCK))
     tl.store(scales_ptr + row % groups * (rows // groups) + row // groups, scale, mask=row < rows)
     code = codes_ptr.dtype.element_ty
     if ONCE:

@@ -95,7 +95,7 @@ def _behind(build: LayerBuilder, part: Projection, before: Entry | None) -> Prod
     """One projection; where a device has the norm before it in one op with it, what that op left to do: nothing."""
     if before is None:
         return bind_linear(build, part)
-    if before.claim(build, "norm_linear", part.path, part.weights, **part.attrs):
+    if before.claim(build, "norm_linear", part.path, part.weights, [("linear", part.path)], **part.attrs):
         return done
     before.bind(build)
     return bind_linear(build, part)

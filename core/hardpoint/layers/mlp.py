@@ -66,14 +66,18 @@ def mlp(
     weights = None if gate_up is None else _weights(gate_up, down)
     inner = down.weight.spec.shape[1]
     attrs: dict[str, Any] = {"hidden": hidden, "intermediate": inner, "kind": spec.activation}
-    if weights is not None and before is not None and before.claim(build, "norm_gated_mlp", path, weights, **attrs):
-        return done
+    activation = f"{path}.act_fn"
+    ops = [("linear", fused_path), ("gated_activation", activation), ("linear", down.path)]
+    if weights is not None and before is not None:
+        whole = [("gated_mlp", path), *ops]
+        if before.claim(build, "norm_gated_mlp", path, weights, whole, **attrs):
+            return done
     if before is not None:
         before.bind(build)
-    block = None if weights is None else build.claim("gated_mlp", path, weights, **attrs)
+    block = None if weights is None else build.claim("gated_mlp", path, weights, ops, **attrs)
     if block is not None:
         return GatedBlock(block.kernel, block.slot)
-    activate = build.bind("gated_activation", f"{path}.act_fn", kind=spec.activation)
+    activate = build.bind("gated_activation", activation, kind=spec.activation)
     both = Projections(build, fused_path, [(part, [part.out_features]) for part in parts])
     return GatedMLP(both, activate.kernel, bind_linear(build, down))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hardpoint.layers.op import LayerBuilder, Op, Part
 from hardpoint.models.spec import NormSpec
+from hardpoint_platforms.binding import Place
 from hardpoint_platforms.program import Weights
 
 
@@ -31,7 +32,15 @@ class FirstNorm(Norm):
 
     __slots__ = ()
 
-    def claim(self, build: LayerBuilder, op: str, where: str, weights: Mapping[str, Part], **attrs: Any) -> bool:
+    def claim(
+        self,
+        build: LayerBuilder,
+        op: str,
+        where: str,
+        weights: Mapping[str, Part],
+        parts: Sequence[Place],
+        **attrs: Any,
+    ) -> bool:
         """False: blocks begin with an addition."""
         return False
 
@@ -60,14 +69,23 @@ class AddNorm:
         self._spec = spec
         self._weights = _weights(build, path, size, spec)
 
-    def claim(self, build: LayerBuilder, op: str, where: str, weights: Mapping[str, Part], **attrs: Any) -> bool:
-        """Become the block `op`, with the weights and attributes of what follows; False where nobody takes it.
+    def claim(
+        self,
+        build: LayerBuilder,
+        op: str,
+        where: str,
+        weights: Mapping[str, Part],
+        parts: Sequence[Place],
+        **attrs: Any,
+    ) -> bool:
+        """Become the block `op`, with the weights, ops and attributes of what follows; False where nobody takes it.
 
         After that what follows has nothing left to do: `enter` gives what it would (`done`).
         """
         named = {f"norm_{name}": part for name, part in self._weights.items()}
         kind, eps = self._spec.kind, self._spec.eps
-        bound = build.claim(op, where, {**named, **weights}, norm_kind=kind, eps=eps, **attrs)
+        places = (("add_norm", self._path), *parts)
+        bound = build.claim(op, where, {**named, **weights}, places, norm_kind=kind, eps=eps, **attrs)
         if bound is not None:
             self._settle(bound)
         return bound is not None

@@ -231,6 +231,28 @@ def test_without_such_a_device_ops_are_bound_as_ever(make_model: Any, serve: Any
     assert decomposed["norm_gated_mlp"] == "into add_norm, gated_mlp"
 
 
+@pytest.mark.parametrize(
+    ("op", "where", "claimed"),
+    [
+        ("linear", "*.qkv_proj", {"norm_gated_mlp"}),
+        ("linear", "*.down_proj", {"norm_linear"}),
+        ("gated_activation", "*", {"norm_linear"}),
+        ("add_norm", "*.input_layernorm", {"norm_gated_mlp"}),
+        ("add_norm", "*", {"gated_mlp"}),
+        ("gated_mlp", "*", {"norm_linear"}),
+    ],
+)
+def test_blocks_are_not_claimed_around_a_choice(
+    op: str, where: str, claimed: set[str], make_model: Any, serve: Any
+) -> None:
+    _, folder = make_model("llama")
+    blocks = [ReferenceProvider(CONTRACTS[name]) for name in ("gated_mlp", "norm_linear", "norm_gated_mlp")]
+    for block in blocks:
+        block.name = "the whole in one"
+    served = serve(folder, own=blocks, choices=[KernelChoice(op, where, "reference")])
+    assert {b.instance.op for b in served.ops.bindings if b.provider == "the whole in one"} == claimed
+
+
 def test_each_distinct_rope_is_bound_once_and_its_table_is_float32(serve: Any) -> None:
     config = {
         "model_type": "gemma3_text",

@@ -16,6 +16,8 @@ from hardpoint_platforms.ops.provider import AttentionPlanner, OpProvider, Suppo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+#: In the place of a provider: nobody takes the block, the ops that stand for it are bound.
+DECOMPOSED = "(decomposed)"
 #: An op's name and its place in the model.
 Place = tuple[str, str]
 
@@ -153,7 +155,7 @@ class OpTable:
                     return BoundOp(_built(provider, instance), provider, instance, self._plan_index(provider))
                 refused.append(Refusal(provider.name, answer.reason))
         into = ", ".join(contract.decomposition)
-        self._record(contract, instance, "(decomposed)", f"into {into}" if into else "", refused, False)
+        self._record(contract, instance, DECOMPOSED, f"into {into}" if into else "", refused, False)
         return None
 
     def _choice(self, op: str, where: str) -> KernelChoice | None:

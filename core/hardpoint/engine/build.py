@@ -24,7 +24,7 @@ from hardpoint.scheduler.settings import SchedulerSettings
 from hardpoint.weights.checkpoint import open_checkpoint
 from hardpoint.weights.source import Checkpoint
 from hardpoint.worker.worker import PlacedModel, Worker, bind_model, check_choices, describe_fallback
-from hardpoint_platforms.binding import Binding
+from hardpoint_platforms.binding import DECOMPOSED, Binding
 from hardpoint_platforms.guarding import named, naming
 from hardpoint_platforms.program import BIAS_ENTRIES, TOP_LOGPROBS
 
@@ -164,7 +164,7 @@ def _describe(
     defaults: dict[str, float],
 ) -> EngineInfo:
     bindings = [binding for part in worker.placed for binding in part.bound.ops.bindings]
-    providers = Counter(binding.provider for binding in bindings if binding.provider != "(decomposed)")
+    providers = Counter(binding.provider for binding in bindings if binding.provider != DECOMPOSED)
     last, layout = worker.placed[-1], worker.layouts[-1]
     return EngineInfo(
         device=" + ".join(map(_described, parts)),

@@ -16,6 +16,7 @@ from hardpoint.cli.main import main
 from hardpoint.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
 from hardpoint.engine.build import explain_model
 from hardpoint.errors import ConfigError
+from hardpoint_platforms.binding import DECOMPOSED
 
 pytestmark = pytest.mark.reference
 
@@ -53,7 +54,7 @@ def configured(tmp_path: Path, config: dict[str, Any], device: str, **cache: Any
 def test_every_op_of_the_model_is_measured(model: dict[str, Any], device: str, tmp_path: Path) -> None:
     config = configured(tmp_path, model, device)
     report = run(config, tokens=[1, 3, 40], contexts=[5], rounds=1)
-    bound = [b for _, found in explain_model(config) for b in found if b.provider != "(decomposed)"]
+    bound = [b for _, found in explain_model(config) for b in found if b.provider != DECOMPOSED]
     assert {(rate.op, rate.provider) for rate in report.rates} == {(b.instance.op, b.provider) for b in bound}
     assert [shape for shape, _ in report.steps] == ["1 x 5", "3 x 5", "prompt 40"]
     attention = [rate for rate in report.rates if rate.op == "attention" and rate.shape == "3 x 5"]

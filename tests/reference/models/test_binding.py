@@ -18,6 +18,7 @@ from hardpoint.models.pieces import Pieces
 from hardpoint.weights.dummy import DummySource
 from hardpoint.weights.safetensors import SafetensorsSource
 from hardpoint.weights.source import WeightSource
+from hardpoint_platforms.binding import DECOMPOSED
 from hardpoint_platforms.choices import KernelChoice
 from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import Weight, WeightSpec
@@ -196,7 +197,7 @@ def test_a_norm_and_what_follows_as_one_op_give_the_same_logits(
     assert (_logits(claimed, prompts[0]) - _logits(apart, prompts[0])).abs().max() < 1e-4
 
     def bound(served: Any, op: str) -> list[str]:
-        return [b.instance.where for b in served.ops.bindings if b.instance.op == op and b.provider != "(decomposed)"]
+        return [b.instance.where for b in served.ops.bindings if b.instance.op == op and b.provider != DECOMPOSED]
 
     projections, blocks_of_mlps = bound(claimed, "norm_linear"), bound(claimed, "norm_gated_mlp")
     layers = len(apart.model._layers)
@@ -226,7 +227,7 @@ def test_without_such_a_device_ops_are_bound_as_ever(make_model: Any, serve: Any
         ("linear", "mlp.gate_up_proj"),
         ("linear", "mlp.down_proj"),
     ]
-    decomposed = {b.instance.op: b.reason for b in bindings if b.provider == "(decomposed)"}
+    decomposed = {b.instance.op: b.reason for b in bindings if b.provider == DECOMPOSED}
     assert decomposed["norm_linear"] == "into add_norm, linear"
     assert decomposed["norm_gated_mlp"] == "into add_norm, gated_mlp"
 

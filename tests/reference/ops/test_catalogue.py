@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from hardpoint_platforms.binding import OpTable, ask
+from hardpoint_platforms.binding import DECOMPOSED, OpTable, ask
 from hardpoint_platforms.device import Device
 from hardpoint_platforms.errors import UnsupportedOperation
 from hardpoint_platforms.ops.catalogue import CONTRACTS
@@ -218,7 +218,7 @@ def test_reference_device_binds_everything_and_shares_one_planner():
             bound = table.claim(case.instance)
             assert (bound is None) == (contract.altitude is Altitude.BLOCK)
     assert len(table.planners) == 1
-    decomposed = [b for b in table.bindings if b.provider == "(decomposed)"]
+    decomposed = [b for b in table.bindings if b.provider == DECOMPOSED]
     assert {b.instance.op: b.reason for b in decomposed} == {
         "gated_mlp": "into linear, gated_activation, linear",
         "norm_linear": "into add_norm, linear",

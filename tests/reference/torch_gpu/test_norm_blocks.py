@@ -22,7 +22,7 @@ from hardpoint.protocol.messages import EngineRequest
 from hardpoint.request.sampling import SamplingParams
 from hardpoint.weights.checkpoint import open_checkpoint
 from hardpoint.worker.worker import PlacedModel, Worker, bind_model
-from hardpoint_platforms.binding import Binding
+from hardpoint_platforms.binding import DECOMPOSED, Binding
 from hardpoint_platforms.choices import KernelChoice
 from hardpoint_platforms.reference.platform import ReferenceDevice
 
@@ -113,7 +113,7 @@ def test_tokens_stay_and_launches_go(form: str, tmp_path: Path) -> None:
         if layer:
             assert names["norm_linear", f"layers.{layer}.self_attn.qkv_proj"] == "triton norm + torch linear"
     assert {b.instance.where for b in bindings if b.instance.op == "add_norm"} == {"norm"}
-    assert {b.provider for b in others if b.instance.op.startswith("norm_")} == {"(decomposed)"}
+    assert {b.provider for b in others if b.instance.op.startswith("norm_")} == {DECOMPOSED}
 
     claimed, steps = 2 * LAYERS - 1, STEPS
     assert launches["_norm_round"] == claimed * steps
@@ -129,7 +129,7 @@ def test_other_weights_are_left_as_they_were(tmp_path: Path) -> None:
     bindings = bind_model(config, open_checkpoint(config.model), _Gpu()).ops.bindings
     refused = [b for b in bindings if b.instance.op in ("norm_linear", "norm_gated_mlp")]
     assert len(refused) == 3
-    assert all(b.provider == "(decomposed)" for b in refused)
+    assert all(b.provider == DECOMPOSED for b in refused)
     assert {one.reason for b in refused for one in b.refused} == {
         "weight is no product of 8-bit numbers", "gate_up is no product of 8-bit numbers",
     }  # fmt: skip

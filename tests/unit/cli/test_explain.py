@@ -31,11 +31,11 @@ class Binding:
     altitude: Altitude = field(default=Altitude.COMPOSITE)
 
 
-def bind(where: str, **changes: Any) -> Binding:
+def bind(where: str, op: str = "linear", **changes: Any) -> Binding:
     spec = SimpleNamespace(shape=(4, 2), dtype="torch.float32", scheme=None)
     instance = SimpleNamespace(
         where=where,
-        op="linear",
+        op=op,
         attrs={"bias": False, "shape": (1, 2)},
         dtype="torch.float32",
         weights={"weight": spec},
@@ -94,6 +94,21 @@ def test_the_table(bindings: list[Binding], capsys: pytest.CaptureFixture[str]) 
     assert "fallback. not held by the program" in out
     assert "1 of them are not held by the step's program" in out
     assert "\033" not in out
+
+
+def test_blocks_are_rows_only_where_somebody_refused_one(
+    bindings: list[Binding], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bindings += [bind(f"layers.{i}.mlp", op="whole_mlp", provider="(decomposed)") for i in range(2)]
+    bindings.append(bind("layers.2.mlp", op="whole_attention", provider="(decomposed)", refused=REFUSED))
+    assert main(["explain", "some/model"]) == 0
+    table, _, told = capsys.readouterr().out.partition("\n\n")
+    assert "whole_mlp" not in table
+    assert "whole_attention" in table
+    assert "3 op instances: fast 2, reference 1" in told
+    assert "no provider has them whole: whole_mlp." in told
+    assert main(["explain", "some/model", "--all"]) == 0
+    assert "whole_mlp" in capsys.readouterr().out
 
 
 def test_all_rows(bindings: list[Binding], capsys: pytest.CaptureFixture[str]) -> None:

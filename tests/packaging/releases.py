@@ -61,8 +61,8 @@ def newer_spi_and_core(sources: Path, out: Path) -> None:
     edit(
         core / "hardpoint" / "layers" / "linear.py",
         (
-            "            bias=part.bias is not None,\n",
-            '            bias=part.bias is not None,\n            streamed=part.path.endswith("down_proj"),\n',
+            '"bias": self.bias is not None}',
+            '"bias": self.bias is not None, "streamed": self.path.endswith("down_proj")}',
         ),
     )
     build_wheel(spi, out)

@@ -62,12 +62,13 @@ def make_oracle() -> Callable[[Path], Oracle]:
 
 @pytest.fixture(scope="session")
 def open_llm() -> Callable[..., LLM]:
-    def open_it(path: Path, device: str, max_batch_tokens: int | None, **model: Any) -> LLM:
+    def open_it(path: Path, device: str, max_batch_tokens: int | None, dtype: str = "float32", **model: Any) -> LLM:
+        """In float32, as the oracle computes, also where a processor has units for bf16; "fast" has no such cache."""
         return LLM.from_config(
             EngineConfig(
-                ModelConfig(str(path), max_model_len=512, **model),
+                ModelConfig(str(path), max_model_len=512, dtype=dtype, **model),
                 DEVICES[device],
-                CacheConfig(num_kv_pages=256),
+                CacheConfig(num_kv_pages=256, kv_dtype="auto" if device == "fast" else "float32"),
                 SchedulerConfig(max_batch_tokens=max_batch_tokens, max_num_seqs=8),
             )
         )

@@ -176,11 +176,7 @@ def _eight_bit_dot(
     after_others(AHEAD)
     for step in tl.range(split * steps, last, num_stages=STAGES):
         k = step * BLOCK_K + tl.arange(0, BLOCK_K)
-        w = (
-            tl.load(w_start + k[None, :])
-            if EVEN
-            else tl.load(w_start + k[None, :], mask=k[None, :] < columns, other=0.0)
-        )
+        w = read_rows(w_start, k[None, :], True, columns, EVEN, True)
         x = read_rows(x_start, k[:, None], there, columns, EVEN, FULL)
         total = added(
             total, w, x, scales_ptr, x_scales_ptr, scale_row, token, step * BLOCK_K, stride, tokens,

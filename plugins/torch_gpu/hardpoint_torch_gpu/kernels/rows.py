@@ -1,4 +1,4 @@
-"""Rows of activations as products read them, a tile of tokens at a time."""
+"""Rows of an operand as products read them, some columns of a tile at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton.language as tl
 def read_rows(start, k, there, columns, EVEN: tl.constexpr, FULL: tl.constexpr):
     """Columns `k` of the rows that begin at `start`. EVEN: no column is behind the last one; FULL: all rows are there.
 
-    Rows that are not there are not read: all programs together read x as often as the weight has tiles.
+    Rows that are not `there` are not read: all programs together read activations as often as the weight has tiles.
     """
     if EVEN and FULL:
         x = tl.load(start + k)

@@ -21,6 +21,7 @@ from hardpoint_platforms.ops.catalogue import CONTRACTS
 from hardpoint_platforms.ops.contract import OpContract, Sample
 from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.state_cache import CacheGroup, CacheLayout, CanonicalPages, LayerCache
+from hardpoint_platforms.trees import mapped
 
 #: Layers of parts of host tensors [pages, page_tokens, heads, width].
 Tree = tuple[tuple[torch.Tensor, ...], ...]
@@ -40,7 +41,7 @@ def execute(device: Device, provider: OpProvider, case: Sample) -> Outcome:
     """Call the kernel once. Raises Wrong where it changes an argument that it may not, and whatever it raises."""
     contract = CONTRACTS[case.instance.op]
     with torch.inference_mode():
-        weights = {name: moved(weight, device.to_device) for name, weight in case.weights.items()}
+        weights = {name: mapped(weight, device.to_device) for name, weight in case.weights.items()}
         packed: object = provider.pack(case.instance, weights)
         if not isinstance(packed, tuple):
             told = f"pack() returned {type(packed).__name__}, not a tuple of tensors"
@@ -54,7 +55,7 @@ def execute(device: Device, provider: OpProvider, case: Sample) -> Outcome:
             raise Wrong(told, subject_code=type(provider).build)
         if batch_at is not None:
             return _call_paged(device, contract, provider, given, batch_at, packed if weights else None, kernel)
-        arguments = [moved(argument, device.to_device) for argument in given]
+        arguments = [mapped(argument, device.to_device) for argument in given]
         if weights:
             arguments.append(packed)
         started = time.perf_counter()
@@ -62,7 +63,7 @@ def execute(device: Device, provider: OpProvider, case: Sample) -> Outcome:
         device.synchronize()
         seconds = time.perf_counter() - started
         _check_untouched(contract, arguments, kept, device, kernel)
-        return Outcome(moved(result, device.to_host), (), seconds, kernel)
+        return Outcome(mapped(result, device.to_host), (), seconds, kernel)
 
 
 def _call_paged(
@@ -80,7 +81,7 @@ def _call_paged(
         raise Wrong("takes a plan but planner() gives None", subject_code=type(provider).planner)
     layout = layout_of(tree, batch)
     state = put_state(device, layout, tree)
-    arguments = [moved(argument, device.to_device) for argument in given[: batch_at - 1]]
+    arguments = [mapped(argument, device.to_device) for argument in given[: batch_at - 1]]
     arguments += [state, planner.plan(batch)]
     if packed is not None:
         arguments.append(packed)
@@ -94,7 +95,7 @@ def _call_paged(
     out, state = returned
     _check_untouched(contract, arguments, before, device, kernel)
     pages = device.state_cache().export_pages(state, layout, range(1, tree_pages(tree))).data
-    host = moved(out, device.to_host)
+    host = mapped(out, device.to_host)
     return Outcome(host[: batch.num_tokens] if isinstance(host, torch.Tensor) else host, pages, seconds, kernel)
 
 
@@ -121,20 +122,8 @@ def tree_pages(tree: Tree) -> int:
     return next(part.shape[0] for layer in tree for part in layer)
 
 
-def moved(value: Any, put: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The value with `put` applied to every tensor in it."""
-    if isinstance(value, torch.Tensor):
-        return put(value)
-    if isinstance(value, (tuple, list)):
-        return tuple(moved(part, put) for part in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = {f.name: moved(getattr(value, f.name), put) for f in dataclasses.fields(value)}
-        return dataclasses.replace(value, **changed)
-    return value
-
-
 def _copied(value: Any) -> Any:
-    return moved(value, torch.Tensor.clone)
+    return mapped(value, torch.Tensor.clone)
 
 
 def _check_untouched(
@@ -142,7 +131,7 @@ def _check_untouched(
 ) -> None:
     names = argument_names(contract)
     for name, now, then in zip(names, arguments, kept, strict=False):
-        if name not in contract.mutates and not _same(moved(now, device.to_host), then):
+        if name not in contract.mutates and not _same(mapped(now, device.to_host), then):
             raise Wrong(f"changes its argument {name!r}, which it may not", subject_code=kernel)
 
 

@@ -18,13 +18,13 @@ from hardpoint_platforms.capabilities import BatchLimits
 from hardpoint_platforms.conformance.checks import Check, Group, Measure, Refused, Wrong
 from hardpoint_platforms.conformance.comparison import require_close, require_equal
 from hardpoint_platforms.conformance.contracts import short
-from hardpoint_platforms.conformance.execution import moved
 from hardpoint_platforms.conformance.stage import MAX_REQUESTS, MAX_TOKENS, PAGES, Stage, Step, stage
 from hardpoint_platforms.conformance.state import require_pages, tree_of
 from hardpoint_platforms.conformance.subject import Subject
 from hardpoint_platforms.ops.samples import SUMS
 from hardpoint_platforms.program import Bucket, Program, SamplingShape, StepInputs, StepOutputs
 from hardpoint_platforms.state_cache import CanonicalPages
+from hardpoint_platforms.trees import mapped
 
 #: Prefill, mixed, chunks, decode, one alone, all.
 STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
@@ -126,7 +126,7 @@ def eager(one: Stage, inputs: StepInputs) -> StepOutputs:
 def _same(one: Stage, ours: StepOutputs, theirs: StepOutputs, step: Step, what: str, code: object) -> None:
     """Real rows: tokens and finite alike, log-probabilities and hidden states within the tolerance of sums."""
     host, rows, tokens = one.device.to_host, len(step), sum(count for _, count in step)
-    a, b = (moved((o.sample.token_ids, o.finite), lambda x: host(x)[:rows]) for o in (ours, theirs))
+    a, b = (mapped((o.sample.token_ids, o.finite), lambda x: host(x)[:rows]) for o in (ours, theirs))
     tolerance = SUMS[one.device.capabilities().compute_dtypes[0]]
     if theirs.sample.logprobs is not None:
         if ours.sample.logprobs is None:

@@ -19,7 +19,7 @@ from hardpoint_platforms.batch import LogitBias, Penalties, SampleResult, Sampli
 from hardpoint_platforms.conformance.chances import SIGMAS, Floats, chances, deviation, strays, uniform
 from hardpoint_platforms.conformance.checks import Check, Group, Measure, Wrong
 from hardpoint_platforms.conformance.comparison import require_close, require_equal
-from hardpoint_platforms.conformance.execution import execute, moved
+from hardpoint_platforms.conformance.execution import execute
 from hardpoint_platforms.conformance.ladder import level_of
 from hardpoint_platforms.conformance.subject import Subject, oracle
 from hardpoint_platforms.ops.catalogue import CONTRACTS
@@ -27,6 +27,7 @@ from hardpoint_platforms.ops.contract import OpInstance, Sample
 from hardpoint_platforms.ops.samples import Source
 from hardpoint_platforms.ops.sampling import SAMPLE, sampling_inputs
 from hardpoint_platforms.reference.platform import ReferenceDevice
+from hardpoint_platforms.trees import mapped
 
 DRAWS = 3000
 VOCAB = 24
@@ -225,10 +226,10 @@ def _independent(subject: Subject, seed: int) -> Measure:
     together, kernel = draw(subject, logits, inputs)
     again, _ = draw(subject, logits, inputs)
     require_equal(again.token_ids, together.token_ids, "the same draws a second time", kernel)
-    turned, _ = draw(subject, logits.flip(0), moved(inputs, lambda x: x.flip(0)))
+    turned, _ = draw(subject, logits.flip(0), mapped(inputs, lambda x: x.flip(0)))
     require_equal(turned.token_ids.flip(0), together.token_ids, "draws of the rows in another order", kernel)
     for row in range(16):
-        alone, _ = draw(subject, logits[row : row + 1], moved(inputs, partial(_one_row, row)))
+        alone, _ = draw(subject, logits[row : row + 1], mapped(inputs, partial(_one_row, row)))
         if int(alone.token_ids[0]) != int(together.token_ids[row]):
             told = f"row {row} draws {int(alone.token_ids[0])} alone and {int(together.token_ids[row])} in a batch"
             raise Wrong(told, subject_code=kernel)

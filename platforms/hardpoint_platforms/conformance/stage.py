@@ -15,7 +15,6 @@ import torch
 
 from hardpoint_platforms.batch import AttentionBatch, LogitBias, Penalties, SamplingInputs
 from hardpoint_platforms.binding import BoundOp, OpTable
-from hardpoint_platforms.conformance.execution import moved
 from hardpoint_platforms.conformance.subject import Subject
 from hardpoint_platforms.device import Device
 from hardpoint_platforms.ops.catalogue import CONTRACTS
@@ -25,6 +24,7 @@ from hardpoint_platforms.ops.sampling import sampling_inputs
 from hardpoint_platforms.ops.table import op_table
 from hardpoint_platforms.program import BIAS_ENTRIES, TOP_LOGPROBS, Bucket, SamplingShape, StepInputs, StepOutputs
 from hardpoint_platforms.state_cache import CacheGroup, CacheLayout, LayerCache, State
+from hardpoint_platforms.trees import mapped
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, WIDTH, INNER = 61, 32, 4, 2, 8, 48
 MAX_TOKENS, MAX_REQUESTS, PAGES = 64, 8, 80
@@ -88,7 +88,7 @@ class TinyDecoder:
         bound = self._table.bind(instance)
         if not weights:
             return bound, -1
-        there = {name: moved(weight, self._device.to_device) for name, weight in weights.items()}
+        there = {name: mapped(weight, self._device.to_device) for name, weight in weights.items()}
         self._packed.append(bound.provider.pack(instance, there))
         return bound, len(self._packed) - 1
 
@@ -155,7 +155,7 @@ class Stage:
             put(torch.from_numpy(positions)),
             tuple(planner.plan(batch) for planner in self.decoder.planners),
             put(torch.from_numpy(index)),
-            moved(draws(bucket.sampling, requests, self.seed + sum(self._done), **sampling), put),
+            mapped(draws(bucket.sampling, requests, self.seed + sum(self._done), **sampling), put),
             None if hidden is None else put(hidden),
         )
 

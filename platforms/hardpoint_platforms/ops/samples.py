@@ -6,7 +6,6 @@ own; `run` replaces it. A state stands as the tree of `DenseStateCache`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +19,7 @@ from hardpoint_platforms.batch import AttentionBatch
 from hardpoint_platforms.ops.contract import OpContract, Sample, Tolerance, Weight, WeightSpec
 from hardpoint_platforms.ops.provider import OpProvider
 from hardpoint_platforms.quant import Codes, Packing, QuantScheme, QuantTensor, Rounding, pack_uint4
+from hardpoint_platforms.trees import mapped
 
 #: One multiplication and one rounding apart.
 POINTWISE = {
@@ -158,7 +158,7 @@ def sample(
 def run(provider: OpProvider, case: Sample, device: torch.device | None = None) -> Any:
     """Pack the weights, plan the batches, call the kernel on `device` (the CPU if None)."""
     where = device or torch.device("cpu")
-    weights = {name: _moved(weight, where) for name, weight in case.weights.items()}
+    weights = {name: mapped(weight, lambda tensor: tensor.to(where)) for name, weight in case.weights.items()}
     packed = provider.pack(case.instance, weights)
     arguments = [_prepared(argument, provider, where) for argument in case.make()]
     if weights:
@@ -172,19 +172,7 @@ def _prepared(argument: Any, provider: OpProvider, device: torch.device) -> Any:
         if planner is None:
             raise TypeError(f"{provider.name} takes a plan for {provider.op} but has no planner")
         return planner.plan(argument)
-    return _moved(argument, device)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, tuple):
-        return tuple(_moved(part, device) for part in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(
-            value, **{f.name: _moved(getattr(value, f.name), device) for f in dataclasses.fields(value)}
-        )
-    return value
+    return mapped(argument, lambda tensor: tensor.to(device))
 
 
 @dataclass(frozen=True)

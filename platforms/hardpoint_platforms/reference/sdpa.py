@@ -30,8 +30,8 @@ class SdpaAttention(OpProvider):
     op = "attention"
     version = Version(1, 0)
 
-    def __init__(self, put: Put = lambda tensor: tensor) -> None:
-        """`put`: a plan's host tensor on the device; where the device computes on the host's, nothing."""
+    def __init__(self, put: Put | None = None) -> None:
+        """`put`: a plan's host tensor on the device; None where the device computes on the host's."""
         self._planner = SdpaPlanner(put)
 
     def supports(self, instance: OpInstance) -> Support:

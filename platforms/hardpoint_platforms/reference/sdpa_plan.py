@@ -10,8 +10,7 @@ with more (prefill) are attended one by one, in blocks of queries.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ import torch
 from hardpoint_platforms.batch import AttentionBatch, Int32s
 from hardpoint_platforms.ops.provider import AttentionPlanner
 from hardpoint_platforms.reference.plan import Put
+from hardpoint_platforms.trees import mapped
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -119,7 +119,7 @@ class GroupPlan:
 class SdpaPlan:
     """A step's batch; the index work for each family of ops is done when its first layer asks, once per step."""
 
-    def __init__(self, batch: AttentionBatch, put: Put) -> None:
+    def __init__(self, batch: AttentionBatch, put: Put | None) -> None:
         self._batch, self._put = batch, put
         self._parts: dict[Need, GroupPlan] = {}
 
@@ -127,14 +127,17 @@ class SdpaPlan:
         """The plan as ops with this need read it."""
         found = self._parts.get(need)
         if found is None:
-            found = self._parts[need] = _placed(_plan_group(self._batch, need), self._put)
+            found = _plan_group(self._batch, need)
+            if self._put is not None:
+                found = mapped(found, self._put)
+            self._parts[need] = found
         return found
 
 
 class SdpaPlanner(AttentionPlanner):
-    """Makes `SdpaPlan`s, whose tensors `put` brings to the device."""
+    """Makes `SdpaPlan`s, whose tensors `put` brings to the device; None where they are there."""
 
-    def __init__(self, put: Put) -> None:
+    def __init__(self, put: Put | None) -> None:
         self._put = put
 
     def plan(self, batch: AttentionBatch) -> SdpaPlan:
@@ -158,17 +161,6 @@ def _plan_group(batch: AttentionBatch, need: Need) -> GroupPlan:
             for r in several
         ),
     )
-
-
-def _placed(part: Any, put: Put) -> Any:
-    """A plan or a part of one with its tensors where `put` brings them."""
-    if isinstance(part, torch.Tensor):
-        return put(part)
-    if isinstance(part, tuple):
-        return tuple(_placed(each, put) for each in part)
-    if is_dataclass(part) and not isinstance(part, type):
-        return replace(part, **{each.name: _placed(getattr(part, each.name), put) for each in fields(part)})
-    return part
 
 
 def _decode_rows(

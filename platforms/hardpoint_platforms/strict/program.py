@@ -25,7 +25,6 @@ from hardpoint_platforms.strict.ledger import Ledger
 from hardpoint_platforms.strict.signature import (
     Signature,
     leaves,
-    replaced,
     require_bucket,
     require_same,
     signature_of,
@@ -33,6 +32,7 @@ from hardpoint_platforms.strict.signature import (
 from hardpoint_platforms.strict.state import StateHandle, Tree, handle_of
 from hardpoint_platforms.strict.static.buckets import SAMPLING_SHAPES, name_of, static_buckets
 from hardpoint_platforms.strict.watch import Watch
+from hardpoint_platforms.trees import mapped
 
 #: How much larger each next size is, of prefills and of decodes.
 STEP = 4
@@ -98,7 +98,7 @@ class StrictProgram(Program):
                 return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=TRACED)
 
             try:
-                self._watched(*(replaced(part, put) for part in (inputs, tree, weights)))
+                self._watched(*(mapped(part, put) for part in (inputs, tree, weights)))
             except StrictViolation:
                 raise
             except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,18 +25,6 @@ def leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
             yield from leaves(part, f"{place}[{index}]")
     else:
         yield place, value
-
-
-def replaced(value: Any, put: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same tree with `put` applied to its tensors."""
-    if isinstance(value, torch.Tensor):
-        return put(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = {f.name: replaced(getattr(value, f.name), put) for f in dataclasses.fields(value)}
-        return dataclasses.replace(value, **changed)
-    if isinstance(value, (tuple, list)):
-        return tuple(replaced(part, put) for part in value)
-    return value
 
 
 def signature_of(**trees: Any) -> Signature:

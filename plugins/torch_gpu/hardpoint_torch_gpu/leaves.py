@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,15 +24,3 @@ def _collect(tree: Any, found: list[torch.Tensor]) -> None:
     elif dataclasses.is_dataclass(tree):
         for value in vars(tree).values():
             _collect(value, found)
-
-
-def mapped(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same tree with every tensor changed."""
-    if isinstance(tree, torch.Tensor):
-        return change(tree)
-    if isinstance(tree, tuple | list):
-        return type(tree)(mapped(item, change) for item in tree)
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        parts = {field.name: mapped(getattr(tree, field.name), change) for field in dataclasses.fields(tree)}
-        return dataclasses.replace(tree, **parts)
-    return tree

@@ -15,7 +15,7 @@ import torch
 
 from hardpoint_platforms.program import StepFunction, StepInputs, StepOutputs, Weights
 from hardpoint_platforms.state_cache import State
-from hardpoint_torch_gpu.leaves import mapped
+from hardpoint_platforms.trees import mapped
 from hardpoint_torch_gpu.seams import Seam
 from hardpoint_torch_gpu.static_inputs import StaticInputs
 

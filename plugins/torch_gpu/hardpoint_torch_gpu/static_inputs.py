@@ -10,7 +10,8 @@ import torch
 from hardpoint_platforms.errors import UnsupportedOperation
 from hardpoint_platforms.program import StepInputs, Weights
 from hardpoint_platforms.state_cache import State
-from hardpoint_torch_gpu.leaves import leaves, mapped
+from hardpoint_platforms.trees import mapped
+from hardpoint_torch_gpu.leaves import leaves
 from hardpoint_torch_gpu.plan import GpuPlan
 
 

@@ -133,13 +133,13 @@ def test_pages_next_to_each_other(rows: tuple[tuple[int, int], ...], window: int
 
 def test_rows_of_like_length_share_a_block_and_others_do_not() -> None:
     batch = PagedRows(((2000, 1), (1990, 1), (1500, 1), (30, 1), (4, 1)), page_tokens=16).batch()
-    part = SdpaPlanner(lambda tensor: tensor).plan(batch).part(Need(0, None, torch.float32, False))
+    part = SdpaPlanner(None).plan(batch).part(Need(0, None, torch.float32, False))
     assert [rows.keys.rows for rows in part.decode] == [3, 2]
     assert sorted(int(token) for rows in part.decode for token in rows.tokens) == [0, 1, 2, 3, 4]
 
 
 def test_index_work_is_done_once_per_step() -> None:
-    plan = SdpaPlanner(lambda tensor: tensor).plan(PagedRows(((20, 1), (3, 1))).batch())
+    plan = SdpaPlanner(None).plan(PagedRows(((20, 1), (3, 1))).batch())
     full = Need(0, None, torch.float32, False)
     assert plan.part(full) is plan.part(Need(0, None, torch.float32, False))
     assert plan.part(full) is not plan.part(Need(0, 4, torch.float32, False))

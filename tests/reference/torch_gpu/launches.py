@@ -19,7 +19,6 @@ from hardpoint_torch_gpu.kernels.quant_gemm import QuantWeight, Tiles, dequantiz
 from hardpoint_torch_gpu.kernels.quant_gemv import quant_gemv, takes
 from hardpoint_torch_gpu.kernels.route import Choosing, choose
 from hardpoint_torch_gpu.latent_plan import LatentPlanner
-from hardpoint_torch_gpu.leaves import mapped
 from hardpoint_torch_gpu.mla import TritonMla
 from hardpoint_torch_gpu.plan import GpuPlan, GpuPlanner
 from hardpoint_torch_gpu.rule import ScoreRule
@@ -32,6 +31,7 @@ from hardpoint_platforms.ops.samples import SCHEMES, PagedRows, Source, quantize
 from hardpoint_platforms.ops.sampling import sampling_inputs
 from hardpoint_platforms.quant import Codes, Rounding
 from hardpoint_platforms.reference.platform import ReferenceDevice
+from hardpoint_platforms.trees import mapped
 
 
 def note_products() -> None:

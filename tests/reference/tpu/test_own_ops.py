@@ -116,9 +116,9 @@ def test_quantized_linear(device: Any, name: str) -> None:
 
 
 def _there(device: Any, weight: Any) -> Any:
-    from hardpoint_platforms.conformance.execution import moved
+    from hardpoint_platforms.trees import mapped
 
-    return moved(weight, device.to_device)
+    return mapped(weight, device.to_device)
 
 
 def test_quantized_logits(device: Any) -> None:

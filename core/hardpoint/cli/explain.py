@@ -50,9 +50,11 @@ def _show(bindings: Sequence[Binding], every: bool) -> None:
     """The table of one device, and what it adds up to. Without `every`, blocks that no provider has are told last."""
     from hardpoint_platforms.binding import DECOMPOSED
 
-    if not every:
-        unknown = [one.instance.op for one in bindings if one.provider == DECOMPOSED and not one.refused]
-        bindings = [one for one in bindings if one.provider != DECOMPOSED or one.refused]
+    def unknown(one: Binding) -> bool:
+        return not every and one.provider == DECOMPOSED and not one.refused
+
+    whole = dict.fromkeys(one.instance.op for one in bindings if unknown(one))
+    bindings = [one for one in bindings if not unknown(one)]
     rows = [[where, *row] for where, row in (plain(bindings) if every else folded(bindings))]
     styles = ["yellow" if row[4].startswith("fallback") else None for row in rows]
     headers = ["where", "op", "altitude", "provider", "why", "refused"]
@@ -62,8 +64,8 @@ def _show(bindings: Sequence[Binding], every: bool) -> None:
     chosen = Counter(binding.provider for binding in bindings if binding.provider != DECOMPOSED)
     print()
     print(f"{chosen.total()} op instances: " + ", ".join(f"{name} {count}" for name, count in chosen.most_common()))
-    if not every and unknown:
-        print(f"Bound op by op, as no provider has them whole: {', '.join(dict.fromkeys(unknown))}.")
+    if whole:
+        print(f"Bound op by op, as no provider has them whole: {', '.join(whole)}.")
     if outside := sum(not binding.held for binding in bindings):
         print(
             f"{outside} of them are not held by the step's program: it is split there, or the whole step runs op by op."

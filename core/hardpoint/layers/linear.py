@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hardpoint.layers.norm import Entry, done
-from hardpoint.layers.op import LayerBuilder, Op, Part, alike, cut, join_rows, on_first_rank
+from hardpoint.layers.op import Block, LayerBuilder, Op, Part, alike, cut, join_rows, on_first_rank
 from hardpoint_platforms.program import Weights
 
 #: x [..., in] and the weights -> [..., out].
@@ -95,7 +95,7 @@ def _behind(build: LayerBuilder, part: Projection, before: Entry | None) -> Prod
     """One projection; where a device has the norm before it in one op with it, what that op left to do: nothing."""
     if before is None:
         return bind_linear(build, part)
-    if before.claim(build, "norm_linear", part.path, part.weights, [("linear", part.path)], **part.attrs):
+    if before.claim(build, Block("linear", part.path, part.weights, part.attrs)):
         return done
     before.bind(build)
     return bind_linear(build, part)

@@ -3,13 +3,11 @@ linears and an activation."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from hardpoint.layers.linear import Linear, Product, Projection, Projections, bind_linear, fuse, projection
 from hardpoint.layers.norm import AddNorm, done
-from hardpoint.layers.op import LayerBuilder, Part
+from hardpoint.layers.op import Block, LayerBuilder, Part
 from hardpoint.layers.shard import after
 from hardpoint.models.spec import MLPSpec, Names
 from hardpoint_platforms.ops.contract import Kernel
@@ -63,20 +61,19 @@ def mlp(
         ]
     down = projection(build, f"{path}.{names.down}", width, hidden, spec.bias, columns=mine)
     gate_up = fuse(fused_path, parts)
-    weights = None if gate_up is None else _weights(gate_up, down)
-    inner = down.weight.spec.shape[1]
-    attrs: dict[str, Any] = {"hidden": hidden, "intermediate": inner, "kind": spec.activation}
     activation = f"{path}.act_fn"
-    ops = [("linear", fused_path), ("gated_activation", activation), ("linear", down.path)]
-    if weights is not None and before is not None:
-        whole = [("gated_mlp", path), *ops]
-        if before.claim(build, "norm_gated_mlp", path, weights, whole, **attrs):
-            return done
+    block: Block | None = None
+    if gate_up is not None:
+        attrs = {"hidden": hidden, "intermediate": down.weight.spec.shape[1], "kind": spec.activation}
+        ops = (("linear", fused_path), ("gated_activation", activation), ("linear", down.path))
+        block = Block("gated_mlp", path, _weights(gate_up, down), attrs, ops)
     if before is not None:
+        if block is not None and before.claim(build, block):
+            return done
         before.bind(build)
-    block = None if weights is None else build.claim("gated_mlp", path, weights, ops, **attrs)
-    if block is not None:
-        return GatedBlock(block.kernel, block.slot)
+    whole = None if block is None else build.claim(block)
+    if whole is not None:
+        return GatedBlock(whole.kernel, whole.slot)
     activate = build.bind("gated_activation", activation, kind=spec.activation)
     both = Projections(build, fused_path, [(part, [part.out_features]) for part in parts])
     return GatedMLP(both, activate.kernel, bind_linear(build, down))

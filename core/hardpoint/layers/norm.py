@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
 
-from hardpoint.layers.op import LayerBuilder, Op, Part
+from hardpoint.layers.op import Block, LayerBuilder, Op, Part
 from hardpoint.models.spec import NormSpec
-from hardpoint_platforms.binding import Place
 from hardpoint_platforms.program import Weights
 
 
@@ -32,15 +28,7 @@ class FirstNorm(Norm):
 
     __slots__ = ()
 
-    def claim(
-        self,
-        build: LayerBuilder,
-        op: str,
-        where: str,
-        weights: Mapping[str, Part],
-        parts: Sequence[Place],
-        **attrs: Any,
-    ) -> bool:
+    def claim(self, build: LayerBuilder, behind: Block) -> bool:
         """False: blocks begin with an addition."""
         return False
 
@@ -69,23 +57,15 @@ class AddNorm:
         self._spec = spec
         self._weights = _weights(build, path, size, spec)
 
-    def claim(
-        self,
-        build: LayerBuilder,
-        op: str,
-        where: str,
-        weights: Mapping[str, Part],
-        parts: Sequence[Place],
-        **attrs: Any,
-    ) -> bool:
-        """Become the block `op`, with the weights, ops and attributes of what follows; False where nobody takes it.
+    def claim(self, build: LayerBuilder, behind: Block) -> bool:
+        """Become one op with what follows; False where nobody takes both.
 
         After that what follows has nothing left to do: `enter` gives what it would (`done`).
         """
         named = {f"norm_{name}": part for name, part in self._weights.items()}
-        kind, eps = self._spec.kind, self._spec.eps
-        places = (("add_norm", self._path), *parts)
-        bound = build.claim(op, where, {**named, **weights}, places, norm_kind=kind, eps=eps, **attrs)
+        attrs = {"norm_kind": self._spec.kind, "eps": self._spec.eps, **behind.attrs}
+        parts = (("add_norm", self._path), (behind.op, behind.where), *behind.parts)
+        bound = build.claim(Block(f"norm_{behind.op}", behind.where, {**named, **behind.weights}, attrs, parts))
         if bound is not None:
             self._settle(bound)
         return bound is not None

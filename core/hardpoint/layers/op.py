@@ -35,6 +35,22 @@ class Part:
     load: Callable[[], Weight | Pieces]
 
 
+@dataclass(frozen=True)
+class Block:
+    """An op that a device may have whole.
+
+    Attributes:
+        op, where, weights, attrs: of the op.
+        parts: the ops that would stand for it, with their places: what people chose for one of them holds for it too.
+    """
+
+    op: str
+    where: str
+    weights: Mapping[str, Part]
+    attrs: Mapping[str, Any]
+    parts: Sequence[Place] = ()
+
+
 class LayerBuilder:
     """Hands layers their ops. Paths are relative to `prefix` ("model."), and are what `explain` shows.
 
@@ -97,17 +113,12 @@ class LayerBuilder:
         instance = self._ops.contract(op).instance(where, dtype or self.dtype, specs, **attrs)
         return self._slot(self._ops.bind(instance), parts)
 
-    def claim(
-        self, op: str, where: str, weights: Mapping[str, Part], parts: Sequence[Place] = (), **attrs: Any
-    ) -> Op | None:
-        """Bind a block, or return None where nobody takes it and the caller decomposes it.
-
-        parts: the ops that would stand for it, with their places: what people chose for one of them holds here too.
-        """
-        specs = {name: part.spec for name, part in weights.items()}
-        instance = self._ops.contract(op).instance(where, self.dtype, specs, **attrs)
-        bound = self._ops.claim(instance, parts)
-        return None if bound is None else self._slot(bound, weights)
+    def claim(self, block: Block) -> Op | None:
+        """Bind a block, or return None where nobody takes it and the caller decomposes it."""
+        specs = {name: part.spec for name, part in block.weights.items()}
+        instance = self._ops.contract(block.op).instance(block.where, self.dtype, specs, **block.attrs)
+        bound = self._ops.claim(instance, block.parts)
+        return None if bound is None else self._slot(bound, block.weights)
 
     def _slot(self, bound: BoundOp, parts: Mapping[str, Part]) -> Op:
         slot = self._book.add(bound, {name: part.load for name, part in parts.items()}) if parts else -1

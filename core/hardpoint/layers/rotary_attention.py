@@ -9,7 +9,7 @@ import torch
 
 from hardpoint.layers.embedding import Ropes
 from hardpoint.layers.norm import Norm
-from hardpoint.layers.op import LayerBuilder, Op, Part
+from hardpoint.layers.op import Block, LayerBuilder, Op, Part
 from hardpoint.models.spec import AttentionSpec, Names
 from hardpoint_platforms.binding import Place
 from hardpoint_platforms.program import Weights
@@ -39,10 +39,8 @@ class RotaryParts:
 
     __slots__ = ("_attend", "_k_norm", "_plan", "_q_norm", "_rope", "_rope_slot")
 
-    def __init__(self, norms: tuple[Norm, Norm] | None, rope: Op | None, attend: Op) -> None:
-        self._q_norm: Norm | None
-        self._k_norm: Norm | None
-        self._q_norm, self._k_norm = (None, None) if norms is None else norms
+    def __init__(self, q_norm: Norm | None, k_norm: Norm | None, rope: Op | None, attend: Op) -> None:
+        self._q_norm, self._k_norm = q_norm, k_norm
         self._rope = None if rope is None else rope.kernel
         self._rope_slot = -1 if rope is None else rope.slot
         self._attend, self._plan = attend.kernel, attend.plan
@@ -66,12 +64,12 @@ def rotary_attention(
     block = _claim(build, path, spec, names, ropes, attrs)
     if block is not None:
         return RotaryBlock(block)
-    norms = None
-    if spec.qk_norm is not None:
-        q_norm, k_norm = (Norm(build, where, spec.head_dim, spec.qk_norm) for where in _norms(path, names))
-        norms = q_norm, k_norm
+    q_norm, k_norm = (
+        None if spec.qk_norm is None else Norm(build, where, spec.head_dim, spec.qk_norm)
+        for where in _norms(path, names)
+    )
     rope = None if spec.rope is None else ropes.bind(spec.rope)
-    return RotaryParts(norms, rope, build.bind("attention", path, **attrs))
+    return RotaryParts(q_norm, k_norm, rope, build.bind("attention", path, **attrs))
 
 
 def _claim(
@@ -90,15 +88,8 @@ def _claim(
             parts.append(("norm", where))
         attrs = {**attrs, "norm": spec.qk_norm.kind, "eps": spec.qk_norm.eps}
     parts += [("rope", ropes.where(spec.rope)), ("attention", path)]
-    return build.claim(
-        "rotary_attention",
-        path,
-        weights,
-        parts,
-        rotary_dim=spec.rope.rotary_dim,
-        interleaved=spec.rope.interleaved,
-        **attrs,
-    )
+    attrs = {**attrs, "rotary_dim": spec.rope.rotary_dim, "interleaved": spec.rope.interleaved}
+    return build.claim(Block("rotary_attention", path, weights, attrs, parts))
 
 
 def _norms(path: str, names: Names) -> tuple[str, str]:

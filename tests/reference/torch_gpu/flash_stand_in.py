@@ -114,3 +114,10 @@ def install(monkeypatch: Any) -> SimpleNamespace:
     monkeypatch.setattr(flash_decode, "_LISTS", 16)
     monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(synchronize=lambda: None, record=lambda: None))
     return state
+
+
+def shorten_trials(monkeypatch: Any) -> None:
+    """Measured choices by few tokens: the interpreter is slow."""
+    monkeypatch.setattr(flash_infer.Trial, "_TOKENS", 16)
+    monkeypatch.setattr(flash_infer.DecodeTrial, "_TOKENS", 16)
+    monkeypatch.setattr(flash_infer.DecodeTrial, "_ROWS", 2)

@@ -90,17 +90,24 @@ def _kind(value: Any, constant: bool, exempt: bool) -> str:
     return "1" if value == 1 else f"{width}:16" if value % ALIGNED == 0 else width
 
 
-class HostGpu(ReferenceDevice):
-    """What a GPU offers, with graphs on the host."""
+class InterpretedGpu(ReferenceDevice):
+    """What every GPU with Triton offers, on the host, with steps op by op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._providers = triton_providers(self)
+
+    def providers(self) -> Any:
+        return self._providers
+
+
+class HostGpu(InterpretedGpu):
+    """With graphs on the host."""
 
     def __init__(self, variants: Variants, record: str) -> None:
         super().__init__()
         self._variants, self._put_off = variants, record == "first"
-        self._providers = triton_providers(self)
         self.builder: GraphBuilder | None = None
-
-    def providers(self) -> Any:
-        return self._providers
 
     def programs(self) -> GraphBuilder:
         shapes = (SamplingShape.GREEDY, SamplingShape.DRAW)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flash_stand_in import DecodeWrapper, install
+from flash_stand_in import DecodeWrapper, install, shorten_trials
 from hardpoint_cuda import flash_decode, flash_infer
 from hardpoint_cuda.flash_decode import FlashDecodePlan
 from hardpoint_cuda.flash_infer import FlashInferAttention, FlashPlanner
@@ -47,9 +47,7 @@ DECODES = {
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    monkeypatch.setattr(flash_infer.Trial, "_TOKENS", 16)
-    monkeypatch.setattr(flash_infer.DecodeTrial, "_TOKENS", 16)
-    monkeypatch.setattr(flash_infer.DecodeTrial, "_ROWS", 2)
+    shorten_trials(monkeypatch)
     return install(monkeypatch)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flash_stand_in import Wrapper, install
-from hardpoint_cuda import flash_infer, flash_plans
+from flash_stand_in import Wrapper, install, shorten_trials
+from hardpoint_cuda import flash_plans
 from hardpoint_cuda.flash_infer import FlashInferAttention, FlashPlan, FlashPlanner, backend_for
 from hardpoint_torch_gpu.measured import Measurements, Way
 
@@ -87,9 +87,7 @@ def test_prompts_go_to_the_kernel_that_was_measured_faster(
     installed: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
     """Both are tried on the same prompts; the trial is small here, the interpreter is slow."""
-    monkeypatch.setattr(flash_infer.Trial, "_TOKENS", 16)
-    monkeypatch.setattr(flash_infer.DecodeTrial, "_TOKENS", 16)
-    monkeypatch.setattr(flash_infer.DecodeTrial, "_ROWS", 2)
+    shorten_trials(monkeypatch)
     seconds: list[int] = []
 
     def timer(way: Way) -> float:

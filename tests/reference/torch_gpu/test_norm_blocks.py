@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hardpoint_torch_gpu.providers import triton_providers
-from served import _Here
+from served import InterpretedGpu, _Here
 from triton.runtime.interpreter import InterpretedFunction
 
 from hardpoint.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -24,7 +23,6 @@ from hardpoint.weights.checkpoint import open_checkpoint
 from hardpoint.worker.worker import PlacedModel, Worker, bind_model
 from hardpoint_platforms.binding import DECOMPOSED, Binding
 from hardpoint_platforms.choices import KernelChoice
-from hardpoint_platforms.reference.platform import ReferenceDevice
 
 sys.path.extend(str(Path(__file__).parents[1] / place) for place in ("models/quantized", "cases"))
 
@@ -39,17 +37,6 @@ pytestmark = [
 LAYERS, STEPS = 2, 3
 #: What `--kernel norm_*=apart` says: no provider is called so.
 APART = (KernelChoice("norm_*", "*", "apart"),)
-
-
-class _Gpu(ReferenceDevice):
-    """What every GPU with Triton offers, on the host."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._providers = triton_providers(self)
-
-    def providers(self) -> Any:
-        return self._providers
 
 
 @contextmanager
@@ -78,7 +65,7 @@ def configured(model: Path, choices: tuple[KernelChoice, ...]) -> EngineConfig:
 
 def served(model: Path, choices: tuple[KernelChoice, ...]) -> tuple[list[int], tuple[Binding, ...], Counter[str]]:
     """Greedy tokens of one request, the choices that were made, and the launches of its steps."""
-    config, device = configured(model, choices), _Gpu()
+    config, device = configured(model, choices), InterpretedGpu()
     bound = bind_model(config, open_checkpoint(config.model), device)
     worker = Worker(config, [PlacedModel(bound, device)])
     engine = Engine(_scheduler(config, worker), _Here(worker.runner), overlap=False, seed=1)
@@ -126,7 +113,7 @@ def test_tokens_stay_and_launches_go(form: str, tmp_path: Path) -> None:
 def test_other_weights_are_left_as_they_were(tmp_path: Path) -> None:
     made = llama_config(num_hidden_layers=2, vocab_size=131)
     config = configured(save_llama(tmp_path, made, random_weights(made)), ())
-    bindings = bind_model(config, open_checkpoint(config.model), _Gpu()).ops.bindings
+    bindings = bind_model(config, open_checkpoint(config.model), InterpretedGpu()).ops.bindings
     refused = [b for b in bindings if b.instance.op in ("norm_linear", "norm_gated_mlp")]
     assert len(refused) == 3
     assert all(b.provider == DECOMPOSED for b in refused)

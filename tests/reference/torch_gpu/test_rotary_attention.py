@@ -13,18 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-from flash_stand_in import DecodeWrapper, Wrapper, install
-from hardpoint_cuda import flash_infer
+from flash_stand_in import DecodeWrapper, Wrapper, install, shorten_trials
 from hardpoint_cuda.flash_infer import FlashInferAttention, FlashPlanner
 from hardpoint_torch_gpu import plan as plans
 from hardpoint_torch_gpu.attention import TritonAttention
 from hardpoint_torch_gpu.kernels import paged_decode
 from hardpoint_torch_gpu.measured import Measurements, Way
 from hardpoint_torch_gpu.plan import GpuPlanner
-from hardpoint_torch_gpu.providers import triton_providers
 from hardpoint_torch_gpu.rotary_attention import RotaryAttention
 from hardpoint_torch_gpu.seams import Seam
-from served import _Here
+from served import InterpretedGpu, _Here
 from shared_rows import SharedRows
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import InterpretedFunction
@@ -196,9 +194,7 @@ def test_decodes_alone_keep_the_shape_of_their_kernel(rows: PagedRows) -> None:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    monkeypatch.setattr(flash_infer.Trial, "_TOKENS", 16)
-    monkeypatch.setattr(flash_infer.DecodeTrial, "_TOKENS", 16)
-    monkeypatch.setattr(flash_infer.DecodeTrial, "_ROWS", 2)
+    shorten_trials(monkeypatch)
     return install(monkeypatch)
 
 
@@ -241,15 +237,8 @@ def test_refuses_what_its_attention_refuses(installed: SimpleNamespace) -> None:
     assert triton().supports(alibi)
 
 
-class Interpreted(ReferenceDevice):
-    """A device with the Triton kernels, whose steps run op by op."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._providers = triton_providers(self)
-
-    def providers(self) -> Any:
-        return self._providers
+class Interpreted(InterpretedGpu):
+    """What it uploads is a copy, as on a GPU."""
 
     def upload(self, tensors: Any) -> tuple[torch.Tensor, ...]:
         return tuple(tensor.clone() for tensor in tensors)
